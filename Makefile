@@ -1,0 +1,35 @@
+# Everything runs in .venv, which the targets make themselves. Only Python 3.11 or newer and make are needed.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test test-long lint clean
+
+demo: $(VENV)/demo.stamp
+	KERAS_BACKEND=tensorflow TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/finetooth demo
+
+test: lint
+	$(BIN)/python tests/run.py
+
+test-long: $(VENV)/test.stamp
+	$(BIN)/python tests/run.py --long
+
+lint: $(VENV)/test.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(VENV)/demo.stamp: $(VENV)/bin/python pyproject.toml requirements/tensorflow.txt
+	$(BIN)/python -m pip install --quiet -r requirements/tensorflow.txt -e .
+	touch $@
+
+$(VENV)/test.stamp: $(VENV)/bin/python pyproject.toml requirements/tensorflow.txt requirements/test.txt
+	$(BIN)/python -m pip install --quiet -r requirements/test.txt -e .
+	touch $@

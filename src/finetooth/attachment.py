@@ -1,0 +1,230 @@
+"""How a model is made to train parts, and made as it was again.
+
+Every step is a context manager, and `attached` is all of them in one: closing it, or failing half-way, undoes each in
+reverse order. The model keeps its layers and variables; what changes for the time being are trainable flags, the
+variables' class (`reading.compose`), the lists of weights, and a few methods of the instances (`hooks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import keras
+
+from .backends import backend, keras_private
+from .errors import TuningError
+from .hooks import hooked
+from .naming import weights_by_path
+from .part import Part
+from .reading import compose
+
+_TUNED = "_finetooth_tuned"
+Layers = Mapping[keras.Layer, frozenset[int]]  # every layer, outer ones first, with the ids of the weights inside it
+
+
+def is_attached(model: keras.Model) -> bool:
+    """Whether the model, or a layer of it, trains parts already."""
+    return any(_TUNED in layer.__dict__ for layer in keras_private.layers_of(model))
+
+
+def statistics_of(layer: keras.Layer) -> list[keras.Variable]:
+    """The layer's own weights that were not created to be trained: moving means and the like."""
+    trained = {id(v) for v in keras_private.made_trainable(layer)}
+    return [v for v in keras_private.own_variables(layer) if id(v) not in trained]
+
+
+def moving_statistics(model: keras.Model, selected: Collection[keras.Variable]) -> dict[str, keras.Variable]:
+    """The statistics of layers that hold selected weights, by path."""
+    ids = {id(v) for v in selected}
+    moving = {
+        id(v)
+        for layer in keras_private.layers_of(model)
+        if any(id(weight) in ids for weight in layer.weights)
+        for v in statistics_of(layer)
+    }
+    return {path: v for path, v in weights_by_path(model).items() if id(v) in moving}
+
+
+@contextmanager
+def attached(
+    model: keras.Model,
+    parts: Collection[Part],
+    themselves: Collection[keras.Variable],
+    moving: Collection[keras.Variable],
+) -> Iterator[None]:
+    """While open, the model trains the parts and the variables that train `themselves`, and nothing else.
+
+    `moving` are the statistics that layers may update.
+    """
+    layers = {layer: frozenset(id(v) for v in layer.weights) for layer in keras_private.layers_of(model)}
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(_marked(layer))
+        stack.enter_context(_flags(model, layers, parts, themselves, moving))
+        stack.enter_context(_listed(layers, parts))
+        for part in parts:
+            stack.enter_context(compose.composed(part))
+        stack.enter_context(_calls(layers, parts, themselves, moving))
+        stack.enter_context(_training(model, layers))
+        yield
+
+
+@contextmanager
+def _marked(layer: keras.Layer) -> Iterator[None]:
+    layer.__dict__[_TUNED] = True
+    try:
+        yield
+    finally:
+        del layer.__dict__[_TUNED]
+
+
+@contextmanager
+def _flags(
+    model: keras.Model,
+    layers: Layers,
+    parts: Collection[Part],
+    themselves: Collection[keras.Variable],
+    moving: Collection[keras.Variable],
+) -> Iterator[None]:
+    """Layers with something to train are trainable, variables that train themselves are, and nothing else is."""
+    trained = {id(part.base) for part in parts} | {id(v) for v in themselves}
+    weights = list(weights_by_path(model).values())
+    before = [(layer, layer.trainable) for layer in layers], [(v, v.trainable) for v in weights]
+    for layer, inside in layers.items():
+        # A normalisation layer that is not trainable uses its statistics, as at inference, and leaves them alone.
+        keeps_statistics = isinstance(layer, keras.layers.BatchNormalization) and not moving
+        keras_private.set_trainable(layer, bool(trained & inside) and not keeps_statistics)
+    for variable in weights:
+        variable.trainable = any(variable is v for v in themselves)
+    try:
+        yield
+    finally:
+        for layer, trainable in before[0]:
+            keras_private.set_trainable(layer, trainable)
+        for variable, trainable in before[1]:
+            variable.trainable = trainable
+
+
+@contextmanager
+def _listed(layers: Layers, parts: Collection[Part]) -> Iterator[None]:
+    """The parts are weights of every layer that owns their base; what is saved or given out does not show them."""
+    owned = {
+        layer: [part for part in parts if any(v is part.base for v in keras_private.own_variables(layer))]
+        for layer in layers
+    }
+    pairs = [(layer, part.variable) for layer, mine in owned.items() for part in mine]
+
+    def track(action: Callable[[keras.Layer, keras.Variable], None]) -> None:
+        for layer, variable in pairs:
+            action(layer, variable)
+
+    @contextmanager
+    def hidden() -> Iterator[None]:
+        track(keras_private.untrack)
+        try:
+            yield
+        finally:
+            track(keras_private.track)
+
+    with ExitStack() as stack:
+        for layer, inside in layers.items():
+            contained = [part for part in parts if id(part.base) in inside]
+            for part in contained:
+                backend.register(layer, part.variable)
+                stack.callback(backend.unregister, layer, part.variable)
+            if contained:
+                _hook_weight_lists(stack, layer, owned[layer], hidden)
+        track(keras_private.track)
+        stack.callback(track, keras_private.untrack)
+        yield
+
+
+def _hook_weight_lists(stack: ExitStack, layer: keras.Layer, owned: list[Part], hidden: Any) -> None:
+    def plainly(original: Any, *args: Any, **kwargs: Any) -> Any:
+        with hidden(), backend.foreign_reads(layer):
+            return original(*args, **kwargs)
+
+    def loading(original: Any, *args: Any, **kwargs: Any) -> None:
+        with hidden():
+            original(*args, **kwargs)
+        for part in owned:
+            part.load(keras_private.raw_value(part.base))
+
+    for name in ("get_weights", "set_weights", "save_own_variables"):
+        stack.enter_context(hooked(layer, name, plainly))
+    stack.enter_context(hooked(layer, "load_own_variables", loading))
+
+
+@contextmanager
+def _calls(
+    layers: Layers,
+    parts: Collection[Part],
+    themselves: Collection[keras.Variable],
+    moving: Collection[keras.Variable],
+) -> Iterator[None]:
+    """Around each call: compose once, and drop what a layer assigns to weights that must not move."""
+    free = {id(v) for v in (*(part.base for part in parts), *themselves, *moving)}
+    with ExitStack() as stack:
+        guarded: dict[int, keras.Variable] = {}
+        for layer, inside in layers.items():
+            statistics = statistics_of(layer)
+            if statistics:
+                guarded |= {id(v): v for v in layer.weights if id(v) in inside and id(v) not in free}
+            # A model composes nothing itself: that would keep all of its merged weights alive at once.
+            composing = [] if isinstance(layer, keras.Model) else parts
+            variables = [part.base for part in composing if id(part.base) in inside]
+            if variables or statistics:
+                stack.enter_context(hooked(layer, "call", _composing(layer, variables)))
+        for variable in guarded.values():
+            stack.enter_context(compose.frozen(variable))
+        yield
+
+
+def _composing(layer: keras.Layer, variables: list[keras.Variable]) -> Callable[..., Any]:
+    def call(original: Any, *args: Any, **kwargs: Any) -> Any:
+        with compose.layer_call(variables), backend.foreign_reads(layer):
+            return original(*args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def _training(model: keras.Model, layers: Layers) -> Iterator[None]:
+    """No compiled function or optimizer from before is used on the parts, nor one of theirs afterwards."""
+    optimizer = getattr(model, "optimizer", None)
+    stale = optimizer if optimizer is not None and optimizer.built else None
+
+    def make_train_function(original: Any, *args: Any, **kwargs: Any) -> Any:
+        if stale is not None and model.optimizer is stale:
+            raise TuningError(
+                f"{model.name!r} was compiled before tune(), and its optimizer {stale.name!r} already holds the state "
+                "of other variables. Call model.compile(...) with a new optimizer inside the tuning, then fit."
+            )
+        if model.optimizer is not None and "save_own_variables" not in model.optimizer.__dict__:
+            stack.enter_context(hooked(model.optimizer, "save_own_variables", _save_nothing))
+        return original(*args, **kwargs)
+
+    def jax_state_sync(original: Any) -> None:
+        with compose.state_sync():
+            original()
+
+    with ExitStack() as stack:
+        stack.callback(_drop_functions, layers)
+        _drop_functions(layers)
+        stack.enter_context(hooked(model, "make_train_function", make_train_function))
+        if hasattr(model, "jax_state_sync"):
+            stack.enter_context(hooked(model, "jax_state_sync", jax_state_sync))
+        yield
+
+
+def _save_nothing(original: Any, store: Any) -> None:
+    """An optimizer of parts has no state that the plain model in the file could use."""
+
+
+def _drop_functions(layers: Layers) -> None:
+    """Make Keras trace anew: what it has compiled reads the variables as they were."""
+    for layer in layers:
+        if isinstance(layer, keras.Model):
+            layer.train_function = layer.test_function = layer.predict_function = None

@@ -1,0 +1,46 @@
+"""The contract every backend module fulfils. These modules are the only ones that import a backend."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+
+Tensor = Any  # a tensor of the backend
+Where = Any  # a contiguous range, or what `index` returned
+
+
+class Backend(Protocol):
+    """What finetooth needs of a backend beyond `keras.ops`."""
+
+    def index(self, indices: np.ndarray, length: int) -> Any:
+        """Sorted unique indices along an axis of this length, ready for `take` and `put`."""
+
+    def coordinates(self, arrays: tuple[np.ndarray, ...]) -> Any:
+        """Points, one index array per axis, ready for `take_points` and `put_points`."""
+
+    def take(self, value: Tensor, axis: int, where: Where) -> Tensor:
+        """The entries of `value` at `where` along an axis."""
+
+    def put(self, value: Tensor, axis: int, where: Where, part: Tensor) -> Tensor:
+        """`value` with the entries at `where` replaced by `part`; the gradient for `part` is `take` of the result's."""
+
+    def take_points(self, value: Tensor, coordinates: Any) -> Tensor:
+        """The elements of `value` at the points."""
+
+    def put_points(self, value: Tensor, coordinates: Any, part: Tensor) -> Tensor:
+        """`value` with the elements at the points replaced; the gradient for `part` is `take_points` of the result's."""
+
+    def creation_scope(self, model: keras.Model) -> AbstractContextManager[Any]:
+        """Where variables that belong to the model must be created."""
+
+    def foreign_reads(self, layer: keras.Layer) -> AbstractContextManager[Any]:
+        """While open, code that reads the layer's weights past Keras (a native torch module) sees their Keras values."""
+
+    def register(self, layer: keras.Layer, variable: keras.Variable) -> None:
+        """Tell the backend that the layer trains this variable too."""
+
+    def unregister(self, layer: keras.Layer, variable: keras.Variable) -> None:
+        """The inverse of `register`."""

@@ -1,0 +1,99 @@
+"""JAX."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+
+
+class Index(NamedTuple):
+    """Indices along an axis, and for every entry of the axis: is it selected, and which part entry it reads."""
+
+    indices: jax.Array
+    selected: jax.Array
+    source: jax.Array
+
+
+def index(indices: np.ndarray, length: int) -> Index:
+    selected = np.zeros(length, bool)
+    selected[indices] = True
+    source = np.zeros(length, np.int32)
+    source[indices] = np.arange(len(indices))
+    return Index(jnp.asarray(indices, jnp.int32), jnp.asarray(selected), jnp.asarray(source))
+
+
+def coordinates(arrays: tuple[np.ndarray, ...]) -> tuple[jax.Array, ...]:
+    # One int32 per axis, never a flat index: a tensor may hold more than 2**31 elements, an axis does not.
+    return tuple(jnp.asarray(array, jnp.int32) for array in arrays)
+
+
+def take(value: jax.Array, axis: int, where: Any) -> jax.Array:
+    if isinstance(where, range):
+        return jax.lax.slice_in_dim(value, where.start, where.stop, axis=axis)
+    return jnp.take(value, where.indices, axis=axis, unique_indices=True, indices_are_sorted=True)
+
+
+def put(value: jax.Array, axis: int, where: Any, part: jax.Array) -> jax.Array:
+    if isinstance(where, range):
+        return jax.lax.dynamic_update_slice_in_dim(value, part, where.start, axis)
+    return _put_indices(axis, value, where, part)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _put_indices(axis: int, value: jax.Array, where: Index, part: jax.Array) -> jax.Array:
+    # Selection, not scatter: XLA runs scatters serially on a CPU.
+    spread = jnp.take(part, where.source, axis=axis)
+    return jnp.where(where.selected.reshape([-1 if i == axis else 1 for i in range(value.ndim)]), spread, value)
+
+
+def _put_indices_forward(axis: int, value: jax.Array, where: Index, part: jax.Array) -> Any:
+    return _put_indices(axis, value, where, part), where
+
+
+def _put_indices_backward(axis: int, where: Index, upstream: jax.Array) -> Any:
+    return None, None, take(upstream, axis, where)
+
+
+_put_indices.defvjp(_put_indices_forward, _put_indices_backward)
+
+
+def take_points(value: jax.Array, coordinates: tuple[jax.Array, ...]) -> jax.Array:
+    return value[coordinates]
+
+
+@jax.custom_vjp
+def put_points(value: jax.Array, coordinates: tuple[jax.Array, ...], part: jax.Array) -> jax.Array:
+    return value.at[coordinates].set(part, unique_indices=True, indices_are_sorted=True)
+
+
+def _put_points_forward(value: jax.Array, coordinates: tuple[jax.Array, ...], part: jax.Array) -> Any:
+    return put_points(value, coordinates, part), coordinates
+
+
+def _put_points_backward(coordinates: tuple[jax.Array, ...], upstream: jax.Array) -> Any:
+    return None, None, take_points(upstream, coordinates)
+
+
+put_points.defvjp(_put_points_forward, _put_points_backward)
+
+
+def creation_scope(model: keras.Model) -> AbstractContextManager[Any]:
+    return nullcontext()
+
+
+def foreign_reads(layer: keras.Layer) -> AbstractContextManager[Any]:
+    return nullcontext()
+
+
+def register(layer: keras.Layer, variable: keras.Variable) -> None:
+    """Nothing to do: a JAX layer's variables are those Keras tracks."""
+
+
+def unregister(layer: keras.Layer, variable: keras.Variable) -> None:
+    """Nothing to do."""

@@ -1,0 +1,53 @@
+"""The private names of Keras that finetooth cannot do without. Nothing else in the package uses any.
+
+Keras has no public way to list the layers inside a layer, to tell a statistic from a weight that someone froze, or to
+add a variable to a built layer. `tests/test_keras_private.py` fails when one of these moves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+
+def layers_of(layer: keras.Layer) -> list[keras.Layer]:
+    """The layer and every layer inside it, each once, outer ones first."""
+    return layer._flatten_layers()
+
+
+def own_variables(layer: keras.Layer) -> list[keras.Variable]:
+    """The weights the layer holds itself, without those of the layers inside it."""
+    return layer._trainable_variables + layer._non_trainable_variables
+
+
+def made_trainable(layer: keras.Layer) -> list[keras.Variable]:
+    """The layer's own weights that were created to be trained, whether or not they are frozen now."""
+    return list(layer._trainable_variables)
+
+
+def set_trainable(layer: keras.Layer, trainable: bool) -> None:
+    """The flag of this layer alone; the public setter also overwrites those of all its weights and inner layers."""
+    layer._trainable = trainable
+
+
+def track(layer: keras.Layer, variable: keras.Variable) -> None:
+    """Add a variable to the weights of a built layer."""
+    locked, trainable = layer._tracker.locked, variable.trainable
+    layer._tracker.unlock()
+    try:
+        layer._track_variable(variable)
+    finally:
+        if locked:
+            layer._tracker.lock()
+    variable.trainable = trainable  # tracking in a frozen layer clears the flag
+
+
+def untrack(layer: keras.Layer, variable: keras.Variable) -> None:
+    """The inverse of `track`."""
+    layer._untrack_variable(variable)
+
+
+def raw_value(variable: keras.Variable) -> Any:
+    """The backend's own variable or array, past any scope. None while `fit` holds it, as JAX does during an epoch."""
+    return variable._value

@@ -1,0 +1,79 @@
+"""PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+
+from . import keras_private
+
+
+def index(indices: np.ndarray, length: int) -> torch.Tensor:
+    return keras.ops.convert_to_tensor(indices, "int64")
+
+
+def coordinates(arrays: tuple[np.ndarray, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(keras.ops.convert_to_tensor(array, "int64") for array in arrays)
+
+
+def take(value: torch.Tensor, axis: int, where: Any) -> torch.Tensor:
+    if isinstance(where, range):
+        return value.narrow(axis, where.start, len(where))
+    return value.index_select(axis, where)
+
+
+def put(value: torch.Tensor, axis: int, where: Any, part: torch.Tensor) -> torch.Tensor:
+    if isinstance(where, range):
+        return torch.slice_scatter(value, part, axis, where.start, where.stop)
+    return value if value.is_meta else value.index_copy(axis, where, part)
+
+
+def take_points(value: torch.Tensor, coordinates: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    return value[coordinates]
+
+
+def put_points(value: torch.Tensor, coordinates: tuple[torch.Tensor, ...], part: torch.Tensor) -> torch.Tensor:
+    return value if value.is_meta else value.index_put(coordinates, part)
+
+
+def creation_scope(model: keras.Model) -> AbstractContextManager[Any]:
+    return nullcontext()
+
+
+def foreign_reads(layer: keras.Layer) -> AbstractContextManager[Any]:
+    return _module_reads(layer) if isinstance(layer, keras.layers.TorchModuleWrapper) else nullcontext()
+
+
+@contextmanager
+def _module_reads(layer: keras.Layer) -> Iterator[None]:
+    variables = {id(keras_private.raw_value(v)): v for v in keras_private.own_variables(layer)}
+    swapped = []
+    for module in layer.module.modules():
+        for name, parameter in module._parameters.items():
+            if id(parameter) in variables:
+                swapped.append((module, name, parameter))
+                module._parameters[name] = variables[id(parameter)].value
+    try:
+        yield
+    finally:
+        for module, name, parameter in swapped:
+            module._parameters[name] = parameter
+
+
+def register(layer: keras.Layer, variable: keras.Variable) -> None:
+    layer.torch_params[_parameter_name(variable)] = variable.value
+
+
+def unregister(layer: keras.Layer, variable: keras.Variable) -> None:
+    # Keras makes the dictionary anew when it builds a layer again, then without our entry.
+    if _parameter_name(variable) in layer.torch_params:
+        layer.torch_params.pop(_parameter_name(variable))
+
+
+def _parameter_name(variable: keras.Variable) -> str:
+    return f"{variable.path}@{id(variable)}"

@@ -1,0 +1,59 @@
+"""The exact bits of variables: read them, compare them, and prove later that they have not moved."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+
+from .region import Region
+
+
+def read(variable: keras.Variable) -> np.ndarray:
+    """The variable's value as a NumPy array of its own dtype."""
+    return np.asarray(keras.ops.convert_to_numpy(variable))
+
+
+def size_of(variable: keras.Variable) -> int:
+    """How many elements the variable has."""
+    return math.prod(variable.shape)
+
+
+def as_bits(array: np.ndarray) -> np.ndarray:
+    """The array's elements as unsigned integers, so that -0.0 and NaN compare as what they are."""
+    array = np.asarray(array, order="C")
+    return array.view(np.dtype(f"u{array.dtype.itemsize}"))
+
+
+def differing(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Where two arrays differ in any bit."""
+    return as_bits(a) != as_bits(b)
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What is kept of a frozen tensor: a SHA-256 of its bits, and one byte per element to say where it changed.
+
+    The digest proves that nothing moved. The bytes only count what did: an element whose bits changed keeps its byte
+    by chance once in 256, never when it moved by one unit in the last place.
+    """
+
+    digest: bytes
+    folded: np.ndarray
+
+    @staticmethod
+    def of(array: np.ndarray, outside: Region) -> Fingerprint:
+        """The fingerprint of the elements outside a region."""
+        frozen = outside.scatter(as_bits(array), np.zeros(outside.compact_shape, np.uint8)) if outside.size else array
+        bits = as_bits(frozen)
+        single_bytes = bits.reshape(-1, 1).view(np.uint8)
+        return Fingerprint(hashlib.sha256(single_bytes.data).digest(), single_bytes.sum(axis=1, dtype=np.uint8))
+
+    def moved(self, other: Fingerprint) -> int:
+        """How many elements differ between two fingerprints: 0 exactly when all bits are the same."""
+        if self.digest == other.digest:
+            return 0
+        return max(1, int(np.count_nonzero(self.folded != other.folded)))

@@ -1,0 +1,17 @@
+"""The errors finetooth raises. Each is also a `ValueError`."""
+
+
+class FinetoothError(ValueError):
+    """Anything finetooth refuses to do; nothing was changed."""
+
+
+class SelectionError(FinetoothError):
+    """A selection that cannot be read, or that does not fit the model."""
+
+
+class TuningError(FinetoothError):
+    """A model that cannot be tuned as asked, or is being tuned already."""
+
+
+class PatchError(FinetoothError):
+    """A patch that does not fit the model it is applied to."""

@@ -1,0 +1,164 @@
+"""Patch: what was trained, as exact old and new values of the selected elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+
+from . import bits
+from .errors import PatchError
+from .naming import weights_by_path
+from .region import Region, points
+from .report.table import Table, share, size
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """One variable's part of a patch: the region and its values before and after, in compact shape."""
+
+    region: Region
+    old: np.ndarray
+    new: np.ndarray
+
+    @property
+    def moved(self) -> int:
+        """How many of the elements have a new value."""
+        return int(np.count_nonzero(bits.differing(self.old, self.new)))
+
+
+class Patch:
+    """The selected elements of a model before and after training: `{variable path: Change}`.
+
+    `apply` and `revert` compare the model with what the patch expects first, and write only when all of it fits, so a
+    model is either wholly patched or untouched. Values are absolute, not differences: reverting restores every bit.
+
+    >>> import keras, finetooth as ft
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="a")])
+    >>> copy = keras.models.clone_model(model)
+    >>> copy.set_weights(model.get_weights())
+    >>> with ft.tune(model, "a/kernel[:, 0]") as tuning:
+    ...     model.compile("sgd", "mse")
+    ...     _ = model.fit(keras.ops.ones((8, 4)), keras.ops.ones((8, 3)), verbose=0)
+    >>> tuning.patch.apply(copy)
+    >>> ft.diff(copy, model).size, tuning.patch.size
+    (0, 4)
+    """
+
+    def __init__(self, changes: Mapping[str, Change]):
+        self._changes = dict(changes)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._changes)
+
+    def __getitem__(self, path: str) -> Change:
+        return self._changes[path]
+
+    def __contains__(self, path: object) -> bool:
+        return path in self._changes
+
+    def items(self) -> Iterator[tuple[str, Change]]:
+        """Pairs of variable path and change."""
+        return iter(self._changes.items())
+
+    @property
+    def size(self) -> int:
+        """How many elements the patch holds."""
+        return sum(change.region.size for change in self._changes.values())
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the new values."""
+        return sum(change.new.nbytes for change in self._changes.values())
+
+    def apply(self, model: keras.Model) -> None:
+        """Write the new values into a model that holds the old ones."""
+        self._write(model, {path: (change.old, change.new) for path, change in self._changes.items()}, "apply")
+
+    def revert(self, model: keras.Model) -> None:
+        """Write the old values back into a model that holds the new ones."""
+        self._write(model, {path: (change.new, change.old) for path, change in self._changes.items()}, "revert")
+
+    def table(self) -> Table:
+        """The patch as a table: what is in it and how far it moved."""
+        rows = [
+            (path, str(c.region.shape), c.region.text(), f"{c.region.size:,}", f"{c.moved:,}", _largest_move(c))
+            for path, c in self._changes.items()
+        ]
+        return Table(
+            title="Patch",
+            columns=("variable", "shape", "region", "elements", "moved", "largest move"),
+            rows=rows,
+            right=("elements", "moved", "largest move"),
+            caption=(
+                f"{self.size:,} elements, {size(self.nbytes)} of new values, "
+                f"{share(sum(c.moved for c in self._changes.values()), self.size)} moved",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+    def __repr__(self) -> str:
+        return f"<Patch of {self.size:,} elements in {len(self._changes)} variables>"
+
+    def _write(self, model: keras.Model, values: Mapping[str, tuple[np.ndarray, np.ndarray]], verb: str) -> None:
+        weights = weights_by_path(model)
+        problems = []
+        merged = []
+        for path, (expected, wanted) in values.items():
+            region = self._changes[path].region
+            problem = _misfit(weights.get(path), region, expected)
+            if problem:
+                problems.append(f"{path}: {problem}")
+            else:
+                merged.append((weights[path], region.scatter(bits.read(weights[path]), wanted)))
+        if problems:
+            shown = "".join(f"\n  {problem}" for problem in problems[:8])
+            more = f"\n  and {len(problems) - 8} more" if len(problems) > 8 else ""
+            raise PatchError(f"Cannot {verb} the patch to {model.name!r}; nothing was changed:{shown}{more}")
+        for variable, value in merged:
+            variable.assign(value)
+
+
+def diff(before: keras.Model, after: keras.Model) -> Patch:
+    """The patch that turns one model into another of the same architecture: every element whose bits differ."""
+    old_weights, new_weights = weights_by_path(before), weights_by_path(after)
+    if old_weights.keys() != new_weights.keys():
+        only = sorted(old_weights.keys() ^ new_weights.keys())
+        raise PatchError(f"The models have different weights; only one of them has {only[:8]}.")
+    changes = {}
+    for path in old_weights:
+        old, new = bits.read(old_weights[path]), bits.read(new_weights[path])
+        if old.shape != new.shape or old.dtype != new.dtype:
+            raise PatchError(f"{path}: {old.dtype}{old.shape} in one model, {new.dtype}{new.shape} in the other.")
+        region = points(old.shape, np.flatnonzero(bits.differing(old, new)))
+        if region.size:
+            changes[path] = Change(region, region.gather(old), region.gather(new))
+    return Patch(changes)
+
+
+def _misfit(variable: keras.Variable | None, region: Region, expected: np.ndarray) -> str | None:
+    """Why a change does not fit a variable, or None when it does."""
+    if variable is None:
+        return "the model has no such variable"
+    if tuple(variable.shape) != region.shape:
+        return f"the variable has shape {tuple(variable.shape)}, the patch was made for {region.shape}"
+    value = bits.read(variable)
+    if value.dtype != expected.dtype:
+        return f"the variable is {value.dtype}, the patch was made for {expected.dtype}"
+    differing = int(np.count_nonzero(bits.differing(region.gather(value), expected)))
+    if differing:
+        return f"{differing:,} of {region.size:,} elements do not hold the values the patch expects"
+    return None
+
+
+def _largest_move(change: Change) -> str:
+    with np.errstate(all="ignore"):
+        moves = np.abs(change.new.astype(np.float64) - change.old.astype(np.float64))
+    return f"{np.max(moves):.3g}"

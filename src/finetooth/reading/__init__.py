@@ -1,0 +1,1 @@
+"""How layers read a base variable together with its part."""

@@ -1,0 +1,1 @@
+"""Facts to what a person reads."""

@@ -1,0 +1,195 @@
+"""`select` and `heads`: from what a person says to a Selection."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+
+from .errors import SelectionError
+from .grammar import GrammarError, parse
+from .naming import local_path, selectable, weights_by_path
+from .region import Region, Whole, at
+from .selection import Selection, Weight
+
+Predicate = Callable[[keras.Variable], bool]
+
+
+def select(model: keras.Model, *what: Any) -> Selection:
+    """The union of everything named, as a Selection of the model's trainable weights.
+
+    Each item is one of:
+
+    - text: a path glob with an optional index, `"**/ffn_*/kernel[:, :64]"`. `*` stands for anything inside one path
+      segment, `**` for any number of segments; the index is NumPy-like, and index lists on several axes mean their
+      outer product;
+    - a layer or an inner model: all its trainable weights;
+    - a variable;
+    - a pair `(text or variable, index)` with `np.s_[...]`, an index list, or a boolean array;
+    - a predicate, called with each variable;
+    - another Selection.
+
+    Variables are matched by identity, so shared and tied weights are one variable. Statistics, such as the moving
+    mean of a BatchNormalization, are not trained by gradients: globs pass over them and naming one is an error.
+
+    >>> import keras, numpy as np, finetooth as ft
+    >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(6, name="in"), keras.layers.Dense(2, name="out")])
+    >>> ft.select(model, "in/kernel[:, 1:3]", model.get_layer("out")).size
+    30
+    >>> ft.select(model, ("in/kernel", np.s_[[0, 7]]), lambda v: v.name == "bias").size
+    20
+    """
+    weights = selectable(model)
+    regions: dict[str, Region] = {}
+    for item in what:
+        for path, region in _resolve(model, weights, item):
+            regions[path] = regions[path] | region if path in regions else region
+    selection = Selection(regions, {path: _weight(variable) for path, variable in weights.items()})
+    if not selection:
+        raise SelectionError(f"The selection is empty: {what!r} holds no element of {model.name!r}.")
+    return selection
+
+
+def heads(layer: keras.Layer, which: int | Sequence[int]) -> Selection:
+    """The given attention heads of a `MultiHeadAttention` or `GroupQueryAttention` layer.
+
+    A head is its slices of the query, key and value projections (kernel and bias) and its rows of the output kernel.
+    The output bias is common to all heads and not selected. In a `GroupQueryAttention` layer several query heads share
+    one key/value head: it is selected only when all the query heads that read it are, so that no other head changes.
+
+    >>> import keras, finetooth as ft
+    >>> layer = keras.layers.MultiHeadAttention(num_heads=4, key_dim=8, name="mha")
+    >>> _ = layer(keras.Input((5, 16)), keras.Input((5, 16)))
+    >>> part = ft.heads(layer, [0, 3])
+    >>> part["mha/query/kernel"].compact_shape, part["mha/attention_output/kernel"].compact_shape
+    ((16, 2, 8), (2, 8, 16))
+    """
+    if isinstance(layer, keras.layers.MultiHeadAttention):
+        queries, group = layer.num_heads, 1
+    elif isinstance(layer, keras.layers.GroupQueryAttention):
+        queries, group = layer.num_query_heads, layer.num_query_heads // layer.num_key_value_heads
+    else:
+        raise SelectionError(
+            f"`heads` takes a MultiHeadAttention or GroupQueryAttention layer; received {type(layer).__name__}."
+        )
+    chosen = _at((queries,), which, f"heads of {layer.name!r}").flat()
+    whole_groups = [g for g in range(queries // group) if all(g * group + i in chosen for i in range(group))]
+    weights = selectable(layer)
+    regions = {}
+    for path, variable in weights.items():
+        projection, kind = path.split("/")[-2:]
+        if projection == "attention_output":
+            if kind == "kernel":
+                regions[path] = at(variable.shape, (chosen, ...))
+        else:
+            of_projection = chosen if projection == "query" else whole_groups
+            regions[path] = at(variable.shape, (..., of_projection, slice(None)))
+    return Selection(regions, {path: _weight(variable) for path, variable in weights.items()})
+
+
+def _weight(variable: keras.Variable) -> Weight:
+    return Weight(tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype))
+
+
+def _resolve(model: keras.Model, weights: dict[str, keras.Variable], item: Any) -> Iterator[tuple[str, Region]]:
+    if isinstance(item, str):
+        yield from _by_text(model, weights, item)
+    elif isinstance(item, Selection):
+        yield from _by_selection(model, weights, item)
+    elif isinstance(item, keras.Layer):
+        yield from _by_layer(model, weights, item)
+    elif isinstance(item, keras.Variable):
+        path = _path_of(model, weights, item)
+        yield path, Whole(weights[path].shape)
+    elif isinstance(item, tuple) and len(item) == 2:
+        target, index = item
+        for path, region in _resolve(model, weights, target):
+            if not isinstance(region, Whole):
+                raise SelectionError(f"{target!r} has an index already; {index!r} cannot be added to it.")
+            yield path, _at(region.shape, index, path)
+    elif callable(item):
+        yield from ((path, Whole(variable.shape)) for path, variable in weights.items() if item(variable))
+    else:
+        raise SelectionError(
+            f"Cannot select by {item!r} of type {type(item).__name__}. Expected text, a layer, a variable, a pair "
+            "(text or variable, index), a predicate or a Selection."
+        )
+
+
+def _by_text(model: keras.Model, weights: dict[str, keras.Variable], text: str) -> Iterator[tuple[str, Region]]:
+    try:
+        pattern = parse(text)
+    except GrammarError as error:
+        raise SelectionError(str(error)) from None
+
+    def matching(paths: Any) -> list[str]:
+        return [path for path in paths if pattern.matches(path) or pattern.matches(local_path(model, path))]
+
+    matched = matching(weights)
+    if not matched:
+        raise SelectionError(_nothing_matches(model, weights, text, pattern.glob, matching(weights_by_path(model))))
+    for path in matched:
+        shape = weights[path].shape
+        yield path, Whole(shape) if pattern.index is None else _at(shape, pattern.index, path)
+
+
+def _nothing_matches(
+    model: keras.Model, weights: dict[str, keras.Variable], text: str, glob: str, statistics: list[str]
+) -> str:
+    if statistics:
+        return (
+            f"{text!r} names {statistics}, which gradients do not train (statistics, or not floating). "
+            'Use tune(..., statistics="update") to let the statistics of trained layers move.'
+        )
+    names = {local_path(model, path): path for path in weights}
+    if any(name.startswith(f"{glob}/") for name in (*names, *weights)):
+        return f"{text!r} selects nothing: {glob!r} is a layer. Use {glob + '/**'!r} for all its weights."
+    nearest = [names[name] for name in difflib.get_close_matches(glob, names, n=5, cutoff=0.3)] or list(weights)[:5]
+    return (
+        f"{text!r} selects nothing: no variable path matches {glob!r}. Nearest paths: {nearest}. "
+        "Use `finetooth inspect MODEL` to list them all."
+    )
+
+
+def _by_selection(
+    model: keras.Model, weights: dict[str, keras.Variable], selection: Selection
+) -> Iterator[tuple[str, Region]]:
+    for path, region in selection.items():
+        if path not in weights or tuple(weights[path].shape) != region.shape:
+            raise SelectionError(
+                f"The selection holds {path!r} of shape {region.shape}, which {model.name!r} does not have."
+            )
+        if f"{path}#2" in weights:
+            raise SelectionError(f"{model.name!r} has several variables called {path!r}: select them by object.")
+        yield path, region
+
+
+def _by_layer(
+    model: keras.Model, weights: dict[str, keras.Variable], layer: keras.Layer
+) -> Iterator[tuple[str, Region]]:
+    inside = {id(variable) for variable in layer.weights}
+    matched = [(path, Whole(variable.shape)) for path, variable in weights.items() if id(variable) in inside]
+    if not matched:
+        reason = "it has no trainable weights" if not inside else "none of its trainable weights is in the model"
+        raise SelectionError(f"Layer {layer.name!r} selects nothing in {model.name!r}: {reason}.")
+    yield from matched
+
+
+def _path_of(model: keras.Model, weights: dict[str, keras.Variable], wanted: keras.Variable) -> str:
+    for path, variable in weights.items():
+        if variable is wanted:
+            return path
+    raise SelectionError(
+        f"Variable {wanted.path!r} is not a trainable weight of {model.name!r} (another model's, or a statistic)."
+    )
+
+
+def _at(shape: Any, index: Any, where: str) -> Region:
+    if isinstance(index, Region):
+        return index
+    try:
+        return at(shape, index)
+    except SelectionError as error:
+        raise SelectionError(f"{where}: {error}") from None

@@ -1,0 +1,197 @@
+"""`tune`: from here until `finish()`, this model trains only the selection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Literal
+
+import keras
+
+from . import bits
+from .attachment import attached, is_attached, moving_statistics
+from .backends import backend
+from .errors import TuningError
+from .naming import selectable
+from .part import FULL_PRECISION, Part
+from .patch import Change, Patch
+from .region import Region, Whole
+from .report.table import Table, share, size
+from .select import select
+from .selection import Selection
+from .verification import Snapshot, Verification
+
+
+def tune(model: keras.Model, selection: Any, *, statistics: Literal["frozen", "update"] = "frozen") -> Tuning:
+    """Train exactly the selected elements of a model, with stock `compile` and `fit`.
+
+    Returns a `Tuning`, which is also a context manager: leaving the block finishes it. Until then the model's
+    trainable weights are small *part* variables, so an optimizer neither sees nor moves anything else, and every read
+    of the model, `evaluate`, `predict` and `save` among them, sees the merged weights.
+
+    Args:
+        model: A built Keras model.
+        selection: A `Selection`, or anything `select` takes.
+        statistics: `"frozen"` keeps the statistics of normalisation layers, which then normalise with them as they do
+            at inference. `"update"` lets those of layers with selected weights move.
+
+    >>> import keras, finetooth as ft
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="a"), keras.layers.Dense(1, name="b")])
+    >>> with ft.tune(model, "a/kernel[:, 0]") as tuning:
+    ...     model.compile(keras.optimizers.AdamW(0.1, weight_decay=0.1), "mse")
+    ...     _ = model.fit(keras.ops.ones((8, 4)), keras.ops.ones((8, 1)), epochs=3, verbose=0)
+    >>> print(tuning.verify())
+    Verified: all 15 frozen elements keep their bits.
+    """
+    if not isinstance(model, keras.Model):
+        raise TuningError(f"`tune` takes a keras.Model; received {model!r} of type {type(model).__name__}.")
+    if statistics not in ("frozen", "update"):
+        raise TuningError(f'`statistics` is "frozen" or "update"; received {statistics!r}.')
+    if is_attached(model):
+        raise TuningError(
+            f"{model.name!r}, or a layer of it, is being tuned already. Call finish() or revert() on that tuning first."
+        )
+    return Tuning(model, select(model, selection), statistics)
+
+
+class Tuning:
+    """A model that trains only a selection. Made by `tune`.
+
+    >>> import keras, finetooth as ft
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="a")])
+    >>> tuning = ft.tune(model, "a/kernel[0]")
+    >>> [v.path for v in model.trainable_variables]
+    ['a/kernel_part']
+    >>> tuning.revert()
+    >>> len(model.trainable_variables)
+    2
+    """
+
+    def __init__(self, model: keras.Model, selection: Selection, statistics: str):
+        self.model = model
+        self.selection = selection
+        weights = selectable(model)
+        self._selected = {path: weights[path] for path in selection}
+        self._moving = moving_statistics(model, self._selected.values()) if statistics == "update" else {}
+        self._old = {path: selection[path].gather(bits.read(v)) for path, v in self._selected.items()}
+        self._snapshot = Snapshot(model, dict(selection.items()), self._moving)
+        self._patch: Patch | None = None
+        with backend.creation_scope(model):
+            self._parts = {
+                path: Part(variable, selection[path], self._old[path])
+                for path, variable in self._selected.items()
+                if not _trains_itself(variable, selection[path])
+            }
+        themselves = [v for path, v in self._selected.items() if path not in self._parts]
+        with ExitStack() as stack:
+            stack.enter_context(attached(model, self._parts.values(), themselves, self._moving.values()))
+            self._attached = stack.pop_all()
+
+    @property
+    def active(self) -> bool:
+        """Whether the model still trains the selection only."""
+        return self._patch is None
+
+    @property
+    def patch(self) -> Patch:
+        """What has been trained so far, or in all once finished."""
+        if self._patch is not None:
+            return self._patch
+        self._sync()
+        changes = {}
+        for path, variable in self._selected.items():
+            new = self._parts[path].current() if path in self._parts else bits.read(variable)
+            changes[path] = Change(self.selection[path], self._old[path], new)
+        return Patch(changes)
+
+    def verify(self) -> Verification:
+        """Compare every frozen bit with what it was when tuning began."""
+        self._sync()
+        return self._snapshot.compare(self.model)
+
+    def finish(self) -> None:
+        """Write the parts into the model and leave no other trace. Does nothing the second time."""
+        if not self.active:
+            return
+        patch = self.patch
+        merged = [(part.base, keras.ops.stop_gradient(part.base.value)) for part in self._parts.values()]
+        self._attached.close()
+        for base, value in merged:
+            base.assign(value)
+        self._patch = patch
+
+    def revert(self) -> None:
+        """Give the selected elements their old values back and leave no trace at all, finished or not."""
+        if not self.active:
+            self.patch.revert(self.model)
+            return
+        patch = self.patch
+        self._attached.close()
+        for path, variable in self._selected.items():
+            variable.assign(self.selection[path].scatter(bits.read(variable), self._old[path]))
+        self._patch = Patch({path: Change(c.region, c.old, c.old) for path, c in patch.items()})
+
+    def __enter__(self) -> Tuning:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.finish()
+
+    def table(self) -> Table:
+        """What trains, how it is read, and what it costs."""
+        weights = self.selection.weights
+        rows = []
+        for path, region in self.selection.items():
+            part = self._parts.get(path)
+            read = "composed, dense gradient" if part else "itself"
+            trained_as = keras.backend.standardize_dtype(part.variable.dtype) if part else weights[path].dtype
+            in_variable = share(region.size, weights[path].size)
+            rows.append((path, region.text(), f"{region.size:,}", in_variable, weights[path].dtype, trained_as, read))
+        return Table(
+            title=f"Tuning {self.model.name!r}" + ("" if self.active else " (finished)"),
+            columns=("variable", "trains", "elements", "of variable", "dtype", "trained as", "read"),
+            rows=rows,
+            right=("elements", "of variable"),
+            caption=self._caption(),
+        )
+
+    def _caption(self) -> Sequence[str]:
+        selection = self.selection
+        compact = sum(bits.size_of(p.variable) * 4 for p in self._parts.values())
+        moving = ", ".join(self._moving) or "none: all keep their bits"
+        return (
+            f"trains {selection.size:,} of {selection.total:,} elements ({share(selection.size, selection.total)})",
+            f"an optimizer slot (a momentum, a second moment) holds {selection.size:,} elements, "
+            f"{size(4 * selection.size)} in float32; the parts add {size(compact)}",
+            f"statistics that move: {moving}",
+        )
+
+    def summary(self) -> None:
+        """Print the table."""
+        print(self)
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    def __rich__(self) -> Any:
+        return self.table().__rich__()
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+    def __repr__(self) -> str:
+        state = "active" if self.active else "finished"
+        return f"<Tuning of {self.selection.size:,} elements of {self.model.name!r}, {state}>"
+
+    def _sync(self) -> None:
+        """On JAX, `fit` holds the weights during an epoch: have it write them back first."""
+        if hasattr(self.model, "jax_state_sync"):
+            self.model.jax_state_sync()
+
+
+def _trains_itself(variable: keras.Variable, region: Region) -> bool:
+    """A whole variable of full precision needs no part: it trains as it does in plain Keras."""
+    return isinstance(region, Whole) and keras.backend.standardize_dtype(variable.dtype) in FULL_PRECISION
