@@ -1,4 +1,4 @@
-"""How a model's weights are named: by Keras path, each variable once."""
+"""How a model's weights are named: by Keras path without the model's own name, each variable once."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ PART_MARK = "_finetooth_part"  # attribute of the compact variables, which are n
 def weights_by_path(layer: keras.Layer) -> dict[str, keras.Variable]:
     """Every weight of a built layer or model, statistics included, in Keras' order.
 
-    A variable that several layers share appears once. Where two variables have the same path, which Keras allows in
-    subclassed models, the later ones are called `path#2`, `path#3`.
+    A variable that several layers share appears once. Keras starts the paths of sequential and subclassed models with
+    the model's name, `sequential_3/dense/kernel`; it is left out here, so that equal models have equal paths. Where two
+    variables have the same path, which Keras allows in subclassed models, the later ones are `path#2`, `path#3`.
     """
     if not isinstance(layer, keras.Layer):
         raise SelectionError(f"Expected a Keras model or layer; received {layer!r} of type {type(layer).__name__}.")
@@ -22,13 +23,16 @@ def weights_by_path(layer: keras.Layer) -> dict[str, keras.Variable]:
         raise SelectionError(
             f"{layer.name!r} has no weights yet. Build it first: call it on data, or `build(input_shape)`."
         )
+    weights = [variable for variable in layer.weights if not hasattr(variable, PART_MARK)]
+    prefix = f"{layer.name}/" if isinstance(layer, keras.Model) else ""
+    if not all(variable.path.startswith(prefix) for variable in weights):
+        prefix = ""
     named: dict[str, keras.Variable] = {}
     seen: dict[str, int] = {}
-    for variable in layer.weights:
-        if hasattr(variable, PART_MARK):
-            continue
-        count = seen[variable.path] = seen.get(variable.path, 0) + 1
-        named[variable.path if count == 1 else f"{variable.path}#{count}"] = variable
+    for variable in weights:
+        path = variable.path.removeprefix(prefix)
+        count = seen[path] = seen.get(path, 0) + 1
+        named[path if count == 1 else f"{path}#{count}"] = variable
     return named
 
 
@@ -42,8 +46,3 @@ def selectable(layer: keras.Layer) -> dict[str, keras.Variable]:
         and keras.backend.is_float_dtype(variable.dtype)
         and not variable.overwrite_with_gradient
     }
-
-
-def local_path(model: keras.Layer, path: str) -> str:
-    """The path without the model's own name, which Keras puts first in sequential and subclassed models."""
-    return path.removeprefix(f"{model.name}/")

@@ -165,7 +165,7 @@ class Whole(Region):
 
 
 class Grid(Region):
-    """The outer product of one choice per axis: an increasing range, or a list of indices (sorted, duplicates merged)."""
+    """The outer product of one choice per axis: an increasing range, or indices (sorted, duplicates merged)."""
 
     def __new__(cls, shape: Iterable[int], axes: Sequence[Axis | Sequence[int]]) -> Any:
         shape = _shape(shape)

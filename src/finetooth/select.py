@@ -10,7 +10,7 @@ import keras
 
 from .errors import SelectionError
 from .grammar import GrammarError, parse
-from .naming import local_path, selectable, weights_by_path
+from .naming import selectable, weights_by_path
 from .region import Region, Whole, at
 from .selection import Selection, Weight
 
@@ -35,7 +35,8 @@ def select(model: keras.Model, *what: Any) -> Selection:
     mean of a BatchNormalization, are not trained by gradients: globs pass over them and naming one is an error.
 
     >>> import keras, numpy as np, finetooth as ft
-    >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(6, name="in"), keras.layers.Dense(2, name="out")])
+    >>> dense = keras.layers.Dense
+    >>> model = keras.Sequential([keras.Input((8,)), dense(6, name="in"), dense(2, name="out")])
     >>> ft.select(model, "in/kernel[:, 1:3]", model.get_layer("out")).size
     30
     >>> ft.select(model, ("in/kernel", np.s_[[0, 7]]), lambda v: v.name == "bias").size
@@ -125,28 +126,25 @@ def _by_text(model: keras.Model, weights: dict[str, keras.Variable], text: str) 
         raise SelectionError(str(error)) from None
 
     def matching(paths: Any) -> list[str]:
-        return [path for path in paths if pattern.matches(path) or pattern.matches(local_path(model, path))]
+        return [path for path in paths if pattern.matches(path) or pattern.matches(f"{model.name}/{path}")]
 
     matched = matching(weights)
     if not matched:
-        raise SelectionError(_nothing_matches(model, weights, text, pattern.glob, matching(weights_by_path(model))))
+        raise SelectionError(_nothing_matches(weights, text, pattern.glob, matching(weights_by_path(model))))
     for path in matched:
         shape = weights[path].shape
         yield path, Whole(shape) if pattern.index is None else _at(shape, pattern.index, path)
 
 
-def _nothing_matches(
-    model: keras.Model, weights: dict[str, keras.Variable], text: str, glob: str, statistics: list[str]
-) -> str:
+def _nothing_matches(weights: dict[str, keras.Variable], text: str, glob: str, statistics: list[str]) -> str:
     if statistics:
         return (
             f"{text!r} names {statistics}, which gradients do not train (statistics, or not floating). "
             'Use tune(..., statistics="update") to let the statistics of trained layers move.'
         )
-    names = {local_path(model, path): path for path in weights}
-    if any(name.startswith(f"{glob}/") for name in (*names, *weights)):
+    if any(path.startswith(f"{glob}/") for path in weights):
         return f"{text!r} selects nothing: {glob!r} is a layer. Use {glob + '/**'!r} for all its weights."
-    nearest = [names[name] for name in difflib.get_close_matches(glob, names, n=5, cutoff=0.3)] or list(weights)[:5]
+    nearest = difflib.get_close_matches(glob, weights, n=5, cutoff=0.3) or list(weights)[:5]
     return (
         f"{text!r} selects nothing: no variable path matches {glob!r}. Nearest paths: {nearest}. "
         "Use `finetooth inspect MODEL` to list them all."
@@ -157,6 +155,7 @@ def _by_selection(
     model: keras.Model, weights: dict[str, keras.Variable], selection: Selection
 ) -> Iterator[tuple[str, Region]]:
     for path, region in selection.items():
+        path = path if path in weights else path.removeprefix(f"{model.name}/")
         if path not in weights or tuple(weights[path].shape) != region.shape:
             raise SelectionError(
                 f"The selection holds {path!r} of shape {region.shape}, which {model.name!r} does not have."

@@ -82,7 +82,7 @@ class Selection:
     def __getitem__(self, path: str) -> Region:
         if path in self._weights:
             return self._regions.get(path, empty(self._weights[path].shape))
-        raise SelectionError(f"{path!r} is not a weight of this selection's model.")
+        raise SelectionError(f"{path!r} is not a weight of this selection's model, which has {list(self._weights)}.")
 
     def items(self) -> Iterator[tuple[str, Region]]:
         """Pairs of variable path and region, in the model's order."""

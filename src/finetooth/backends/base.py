@@ -31,13 +31,13 @@ class Backend(Protocol):
         """The elements of `value` at the points."""
 
     def put_points(self, value: Tensor, coordinates: Any, part: Tensor) -> Tensor:
-        """`value` with the elements at the points replaced; the gradient for `part` is `take_points` of the result's."""
+        """`value` with the elements at the points replaced; the gradient for `part` is `take_points` of its."""
 
     def creation_scope(self, model: keras.Model) -> AbstractContextManager[Any]:
         """Where variables that belong to the model must be created."""
 
     def foreign_reads(self, layer: keras.Layer) -> AbstractContextManager[Any]:
-        """While open, code that reads the layer's weights past Keras (a native torch module) sees their Keras values."""
+        """While open, code that reads the layer's weights past Keras (a torch module) sees their Keras values."""
 
     def register(self, layer: keras.Layer, variable: keras.Variable) -> None:
         """Tell the backend that the layer trains this variable too."""

@@ -64,7 +64,7 @@ class Composed:
 
 
 @functools.cache
-def _with(mixin: type, kind: type) -> type:
+def _with(mixin: Any, kind: Any) -> type:
     return type(kind.__name__, (mixin, kind), {"__module__": kind.__module__})
 
 
@@ -109,7 +109,7 @@ def _as_kind(variable: Any, mixin: type) -> Iterator[None]:
 
 @contextmanager
 def layer_call(variables: Sequence[keras.Variable]) -> Iterator[None]:
-    """Around a layer's call: compose each variable once, however often (in a recurrent loop, say) the layer reads it."""
+    """Around a layer's call: compose each variable once, however often the layer reads it (in a loop, say)."""
     fresh = [variable for variable in variables if id(variable) not in _state.composed]
     for variable in fresh:
         _state.composed[id(variable)] = variable.value
