@@ -131,10 +131,8 @@ def _listed(layers: Layers, parts: Collection[Part]) -> Iterator[None]:
     with ExitStack() as stack:
         for layer, inside in layers.items():
             contained = [part for part in parts if id(part.base) in inside]
-            for part in contained:
-                backend.register(layer, part.variable)
-                stack.callback(backend.unregister, layer, part.variable)
             if contained:
+                stack.enter_context(backend.listing(layer, [part.variable for part in contained]))
                 _hook_weight_lists(stack, layer, owned[layer], hidden)
         track(keras_private.track)
         stack.callback(track, keras_private.untrack)
@@ -206,6 +204,15 @@ def _training(model: keras.Model, layers: Layers) -> Iterator[None]:
             stack.enter_context(hooked(model.optimizer, "save_own_variables", _save_nothing))
         return original(*args, **kwargs)
 
+    def making(name: str) -> Callable[..., None]:
+        def make(original: Any, *args: Any, **kwargs: Any) -> None:
+            before = getattr(model, name)
+            original(*args, **kwargs)
+            if getattr(model, name) is not before:
+                setattr(model, name, backend.guarded(model, getattr(model, name)))
+
+        return make
+
     def jax_state_sync(original: Any) -> None:
         with compose.state_sync():
             original()
@@ -213,6 +220,8 @@ def _training(model: keras.Model, layers: Layers) -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(_drop_functions, layers)
         _drop_functions(layers)
+        for name in ("train", "test", "predict"):
+            stack.enter_context(hooked(model, f"make_{name}_function", making(f"{name}_function")))
         stack.enter_context(hooked(model, "make_train_function", make_train_function))
         if hasattr(model, "jax_state_sync"):
             stack.enter_context(hooked(model, "jax_state_sync", jax_state_sync))

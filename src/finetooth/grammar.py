@@ -21,7 +21,7 @@ class GrammarError(Exception):
     """Text that is not selection text; `str()` points at the column."""
 
     def __init__(self, text: str, column: int, problem: str):
-        shown = text.replace("\n", " ").replace("\t", " ")
+        shown = "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text)
         super().__init__(f"{problem} at column {column + 1}:\n  {shown}\n  {' ' * column}^")
 
 
@@ -100,7 +100,7 @@ class _Index:
         if match:
             self.kind, self.value = str(match.lastgroup), match.group(str(match.lastgroup))
             self.at = match.end()
-            if self.kind == "int" and len(self.value) > 19:
+            if self.kind == "int" and len(self.value.lstrip("-")) > 18:
                 self.fail("An integer of at most 18 digits is expected")
         elif self.column >= len(self.text):
             self.kind, self.value = "end", "end of text"

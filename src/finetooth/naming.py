@@ -1,4 +1,4 @@
-"""How a model's weights are named: by Keras path without the model's own name, each variable once."""
+"""How a model's weights are named: by the layers they sit in, from the model inwards, each variable once."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import keras
 from .backends import keras_private
 from .errors import SelectionError
 
-PART_MARK = "_finetooth_part"  # attribute of the compact variables, which are no weights of the model
-
 
 def weights_by_path(layer: keras.Layer) -> dict[str, keras.Variable]:
     """Every weight of a built layer or model, statistics included, in Keras' order.
 
-    A variable that several layers share appears once. Keras starts the paths of sequential and subclassed models with
-    the model's name, `sequential_3/dense/kernel`; it is left out here, so that equal models have equal paths. Where two
-    variables have the same path, which Keras allows in subclassed models, the later ones are `path#2`, `path#3`.
+    The weights of a model are named by its layers: `dense/kernel`, `encoder/dense/kernel` for a layer of an inner
+    model. Keras' own paths depend on where a layer was built, so that saving and loading a model changes them
+    (`sequential_3/dense/kernel` becomes `dense/kernel`, and an inner model's name comes or goes); these names stay.
+    The weights of a lone layer, which does not know its model, have Keras' paths.
+
+    A variable that several layers share appears once. Where two variables would have the same path, which subclassed
+    models allow, the later ones are `path#2`, `path#3`.
     """
     if not isinstance(layer, keras.Layer):
         raise SelectionError(f"Expected a Keras model or layer; received {layer!r} of type {type(layer).__name__}.")
@@ -23,26 +25,54 @@ def weights_by_path(layer: keras.Layer) -> dict[str, keras.Variable]:
         raise SelectionError(
             f"{layer.name!r} has no weights yet. Build it first: call it on data, or `build(input_shape)`."
         )
-    weights = [variable for variable in layer.weights if not hasattr(variable, PART_MARK)]
-    prefix = f"{layer.name}/" if isinstance(layer, keras.Model) else ""
-    if not all(variable.path.startswith(prefix) for variable in weights):
-        prefix = ""
+    paths = _paths(layer) if isinstance(layer, keras.Model) else {}
     named: dict[str, keras.Variable] = {}
-    seen: dict[str, int] = {}
-    for variable in weights:
-        path = variable.path.removeprefix(prefix)
-        count = seen[path] = seen.get(path, 0) + 1
-        named[path if count == 1 else f"{path}#{count}"] = variable
+    for variable in layer.weights:
+        if hasattr(variable, keras_private.PART):
+            continue
+        path = name = paths.get(id(variable), variable.path)
+        count = 1
+        while name in named:
+            count += 1
+            name = f"{path}#{count}"
+        named[name] = variable
     return named
 
 
 def selectable(layer: keras.Layer) -> dict[str, keras.Variable]:
     """The weights that gradients can train: floating, created trainable. A frozen layer's weights are among them."""
+    weights = weights_by_path(layer)
     made_trainable = {id(v) for inner in keras_private.layers_of(layer) for v in keras_private.made_trainable(inner)}
     return {
         path: variable
-        for path, variable in weights_by_path(layer).items()
+        for path, variable in weights.items()
         if id(variable) in made_trainable
         and keras.backend.is_float_dtype(variable.dtype)
         and not variable.overwrite_with_gradient
     }
+
+
+def _paths(model: keras.Model) -> dict[int, str]:
+    """The path of every weight, by the variable's id: the shortest way there, through the layer that made it."""
+    paths: dict[int, str] = {}
+    borrowed: dict[int, str] = {}
+    seen = {id(model)}
+    level = [("", model)]
+    while level:
+        for prefix, layer in level:
+            for variable in keras_private.own_variables(layer):
+                made_here = layer is model or variable.path.endswith(f"{layer.name}/{variable.name}")
+                (paths if made_here else borrowed).setdefault(id(variable), prefix + variable.name)
+        inner = [(f"{prefix}{child.name}/", child) for prefix, layer in level for child in _inner_layers(layer)]
+        level = [(prefix, layer) for prefix, layer in inner if id(layer) not in seen]
+        seen.update(id(layer) for _, layer in level)
+    return borrowed | paths
+
+
+def _inner_layers(layer: keras.Layer) -> list[keras.Layer]:
+    """The layers directly inside a layer."""
+    if isinstance(layer, keras.Model):
+        return layer.layers
+    below = keras_private.layers_of(layer)[1:]
+    deeper = {id(inner) for child in below for inner in keras_private.layers_of(child)[1:]}
+    return [child for child in below if id(child) not in deeper]

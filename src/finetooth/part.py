@@ -7,8 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from .backends import backend
-from .naming import PART_MARK
+from .backends import backend, keras_private
 from .region import Grid, Points, Region
 
 FULL_PRECISION = ("float32", "float64")
@@ -69,7 +68,7 @@ class Part:
         wide = dtype if dtype in FULL_PRECISION else "float32"
         *scopes, name = base.path.split("/")
         self.variable = _variable_in(scopes, value.astype(wide), wide, f"{name}_part")
-        setattr(self.variable, PART_MARK, True)
+        setattr(self.variable, keras_private.PART, True)
         if base.regularizer is not None:
             self.variable.regularizer = lambda _: base.regularizer(base.value)
         if base.constraint is not None:

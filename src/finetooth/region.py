@@ -62,6 +62,7 @@ class Region:
         return self.scatter(np.zeros(self.shape, bool), np.ones(self.compact_shape, bool))
 
     def __contains__(self, index: Sequence[int]) -> bool:
+        """Whether the region holds the element at these coordinates, one integer from 0 up per axis."""
         if len(index) != len(self.shape) or any(not 0 <= i < n for i, n in zip(index, self.shape)):
             return False
         return bool(_members(self, np.array([_flatten(index, self.shape)], np.int64))[0])
@@ -84,7 +85,7 @@ class Region:
         merged = _along_one_axis(self, other, np.union1d)
         if merged is not None:
             return merged
-        return points(self.shape, np.union1d(self.flat(), other.flat()))
+        return points(self.shape, np.concatenate([self.flat(), other.flat()]))
 
     def __sub__(self, other: Region) -> Region:
         _check_same_shape(self, other)
@@ -132,10 +133,15 @@ class Region:
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Region:
         """The region that `to_dict` described."""
-        shape = tuple(data["shape"])
-        if "axes" in data:
-            return Grid(shape, [range(*a["range"]) if isinstance(a, dict) else a for a in data["axes"]])
-        return points(shape, np.array(data["points"], np.int64)) if "points" in data else Whole(shape)
+        try:
+            shape = tuple(along.integers(list(data["shape"])).tolist())
+            if "axes" in data:
+                return Grid(shape, [range(*a["range"]) if isinstance(a, dict) else a for a in data["axes"]])
+            return points(shape, data["points"]) if "points" in data else Whole(shape)
+        except SelectionError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
+            raise SelectionError(f"This is not the plain form of a region: {error!r}.") from None
 
 
 class Whole(Region):
@@ -152,9 +158,11 @@ class Whole(Region):
         return np.arange(self.size, dtype=np.int64)
 
     def gather(self, array: np.ndarray) -> np.ndarray:
+        _check_fits(self, array)
         return np.array(array)
 
     def scatter(self, array: np.ndarray, compact: np.ndarray) -> np.ndarray:
+        _check_fits(self, array)
         return np.array(np.broadcast_to(compact, self.shape), dtype=array.dtype)
 
     def text(self) -> str:
@@ -182,6 +190,9 @@ class Grid(Region):
 
     axes: tuple[Axis, ...]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Grid, (self.shape, self.axes)
+
     @property
     def compact_shape(self) -> tuple[int, ...]:
         return tuple(len(axis) for axis in self.axes)
@@ -200,9 +211,11 @@ class Grid(Region):
         return np.ix_(*(np.asarray(axis) for axis in self.axes))
 
     def gather(self, array: np.ndarray) -> np.ndarray:
+        _check_fits(self, array)
         return np.array(array[self.index()])
 
     def scatter(self, array: np.ndarray, compact: np.ndarray) -> np.ndarray:
+        _check_fits(self, array)
         array = np.array(array)
         array[self.index()] = compact
         return array
@@ -222,12 +235,15 @@ class Points(Region):
 
     def __init__(self, shape: Iterable[int], flat: np.ndarray | Sequence[int]):
         self.shape = _shape(shape)
-        index = np.unique(np.asarray(flat, np.int64).reshape(-1))
+        index = along.distinct(along.integers(flat))
         size = math.prod(self.shape)
         if index.size and (index[0] < 0 or index[-1] >= size):
             raise SelectionError(f"Flat indices run from {index[0]} to {index[-1]}; shape {self.shape} holds {size}.")
         index.setflags(write=False)
         self._flat = index
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Points, (self.shape, self._flat)
 
     @property
     def compact_shape(self) -> tuple[int, ...]:
@@ -241,10 +257,12 @@ class Points(Region):
         return _unravel(self._flat, self.shape)
 
     def gather(self, array: np.ndarray) -> np.ndarray:
+        _check_fits(self, array)
         return np.array(array.reshape(-1)[self._flat])
 
     def scatter(self, array: np.ndarray, compact: np.ndarray) -> np.ndarray:
-        array = np.array(array)
+        _check_fits(self, array)
+        array = np.array(array, order="C")  # so that the flat view below is a view
         array.reshape(-1)[self._flat] = compact
         return array
 
@@ -271,7 +289,7 @@ def points(shape: Iterable[int], flat: np.ndarray | Sequence[int]) -> Region:
         return region
     axes, product = [], 1
     for coordinate in region.coordinates():
-        axes.append(np.unique(coordinate))
+        axes.append(along.distinct(coordinate))
         product *= len(axes[-1])
         if product > region.size:
             return region
@@ -287,8 +305,10 @@ def at(shape: Iterable[int], index: Any) -> Region:
     Grid((8, 4), [2:5, 0:4:3])
     """
     shape = _shape(shape)
-    if isinstance(index, (list, np.ndarray)) and np.asarray(index).dtype == bool:
-        mask = np.asarray(index)
+    if isinstance(index, list) or hasattr(index, "__array__"):
+        index = along.as_array(index)
+    if isinstance(index, np.ndarray) and index.dtype == bool:
+        mask = index
         if mask.shape == shape:
             return points(shape, np.flatnonzero(mask))
         if mask.ndim != 1:
@@ -307,7 +327,10 @@ def at(shape: Iterable[int], index: Any) -> Region:
 
 
 def _shape(shape: Iterable[int]) -> tuple[int, ...]:
-    return tuple(int(n) for n in shape)
+    shape = tuple(int(n) for n in shape)
+    if any(n < 0 for n in shape):
+        raise SelectionError(f"{shape} is not the shape of a tensor.")
+    return shape
 
 
 def _axes(region: Region) -> tuple[Axis, ...] | None:
@@ -351,6 +374,13 @@ def _unravel(flat: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, ...]
     return tuple((flat // stride) % n for stride, n in zip(_strides(shape), shape))
 
 
+def _check_fits(region: Region, array: np.ndarray) -> None:
+    if tuple(array.shape) != region.shape:
+        raise SelectionError(f"A region of shape {region.shape} does not fit an array of shape {tuple(array.shape)}.")
+
+
 def _check_same_shape(a: Region, b: Region) -> None:
+    if not isinstance(b, Region):
+        raise SelectionError(f"A region combines with another region; received {type(b).__name__}.")
     if a.shape != b.shape:
         raise SelectionError(f"Regions of tensors of different shapes do not combine: {a.shape} and {b.shape}.")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 
 from .errors import SelectionError
-from .grammar import GrammarError, parse
+from .grammar import GrammarError, Pattern, parse
 from .naming import selectable, weights_by_path
 from .region import Region, Whole, at
 from .selection import Selection, Weight
@@ -29,10 +30,11 @@ def select(model: keras.Model, *what: Any) -> Selection:
     - a variable;
     - a pair `(text or variable, index)` with `np.s_[...]`, an index list, or a boolean array;
     - a predicate, called with each variable;
-    - another Selection.
+    - another Selection, of this model or of one with the same paths.
 
-    Variables are matched by identity, so shared and tied weights are one variable. Statistics, such as the moving
-    mean of a BatchNormalization, are not trained by gradients: globs pass over them and naming one is an error.
+    Paths name the layers from the model inwards, `encoder/dense/kernel`. Variables are matched by identity, so shared
+    and tied weights are one variable. Statistics, such as the moving mean of a BatchNormalization, are not trained by
+    gradients: globs pass over them and naming one is an error.
 
     >>> import keras, numpy as np, finetooth as ft
     >>> dense = keras.layers.Dense
@@ -56,7 +58,8 @@ def select(model: keras.Model, *what: Any) -> Selection:
 def heads(layer: keras.Layer, which: int | Sequence[int]) -> Selection:
     """The given attention heads of a `MultiHeadAttention` or `GroupQueryAttention` layer.
 
-    A head is its slices of the query, key and value projections (kernel and bias) and its rows of the output kernel.
+    A head is its slices of the query, key, value and gate projections (kernel and bias) and its rows of the output
+    kernel.
     The output bias is common to all heads and not selected. In a `GroupQueryAttention` layer several query heads share
     one key/value head: it is selected only when all the query heads that read it are, so that no other head changes.
 
@@ -75,23 +78,31 @@ def heads(layer: keras.Layer, which: int | Sequence[int]) -> Selection:
         raise SelectionError(
             f"`heads` takes a MultiHeadAttention or GroupQueryAttention layer; received {type(layer).__name__}."
         )
-    chosen = _at((queries,), which, f"heads of {layer.name!r}").flat()
+    which = list(which) if isinstance(which, tuple) else which
+    chosen = _at((queries,), which, f"Heads of {layer.name!r}").flat()
+    if not chosen.size:
+        raise SelectionError(f"The selection is empty: {which!r} names none of the {queries} heads of {layer.name!r}.")
     whole_groups = [g for g in range(queries // group) if all(g * group + i in chosen for i in range(group))]
+    index = {
+        "query": (..., chosen, slice(None)),
+        "gate": (..., chosen, slice(None)),
+        "key": (..., whole_groups, slice(None)),
+        "value": (..., whole_groups, slice(None)),
+        "attention_output": (chosen, ...),
+    }
     weights = selectable(layer)
     regions = {}
     for path, variable in weights.items():
-        projection, kind = path.split("/")[-2:]
-        if projection == "attention_output":
-            if kind == "kernel":
-                regions[path] = at(variable.shape, (chosen, ...))
-        else:
-            of_projection = chosen if projection == "query" else whole_groups
-            regions[path] = at(variable.shape, (..., of_projection, slice(None)))
+        projection, kind = f"/{path}".split("/")[-2:]
+        of_one_head = kind == "kernel" or (kind == "bias" and projection != "attention_output")
+        if projection in index and of_one_head:
+            regions[path] = at(variable.shape, index[projection])
     return Selection(regions, {path: _weight(variable) for path, variable in weights.items()})
 
 
 def _weight(variable: keras.Variable) -> Weight:
-    return Weight(tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype))
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    return Weight(tuple(variable.shape), dtype, weakref.ref(variable))
 
 
 def _resolve(model: keras.Model, weights: dict[str, keras.Variable], item: Any) -> Iterator[tuple[str, Region]]:
@@ -110,7 +121,7 @@ def _resolve(model: keras.Model, weights: dict[str, keras.Variable], item: Any) 
             if not isinstance(region, Whole):
                 raise SelectionError(f"{target!r} has an index already; {index!r} cannot be added to it.")
             yield path, _at(region.shape, index, path)
-    elif callable(item):
+    elif callable(item) and not isinstance(item, type):
         yield from ((path, Whole(variable.shape)) for path, variable in weights.items() if item(variable))
     else:
         raise SelectionError(
@@ -125,8 +136,11 @@ def _by_text(model: keras.Model, weights: dict[str, keras.Variable], text: str) 
     except GrammarError as error:
         raise SelectionError(str(error)) from None
 
-    def matching(paths: Any) -> list[str]:
-        return [path for path in paths if pattern.matches(path) or pattern.matches(f"{model.name}/{path}")]
+    def matching(named: dict[str, keras.Variable]) -> list[str]:
+        found = [path for path in named if pattern.matches(path)]
+        if not found and not {"*", "?"} & set(pattern.glob.split("/")[0]):
+            found = [path for path, variable in named.items() if pattern.matches(variable.path)]  # Keras' own path
+        return found
 
     matched = matching(weights)
     if not matched:
@@ -142,8 +156,9 @@ def _nothing_matches(weights: dict[str, keras.Variable], text: str, glob: str, s
             f"{text!r} names {statistics}, which gradients do not train (statistics, or not floating). "
             'Use tune(..., statistics="update") to let the statistics of trained layers move.'
         )
-    if any(path.startswith(f"{glob}/") for path in weights):
-        return f"{text!r} selects nothing: {glob!r} is a layer. Use {glob + '/**'!r} for all its weights."
+    inside = f"{glob.rstrip('/')}/**"
+    if any(Pattern(inside, None).matches(path) for path in weights):
+        return f"{text!r} selects nothing: {glob!r} is a layer. Use {inside!r} for all its weights."
     nearest = difflib.get_close_matches(glob, weights, n=5, cutoff=0.3) or list(weights)[:5]
     return (
         f"{text!r} selects nothing: no variable path matches {glob!r}. Nearest paths: {nearest}. "
@@ -154,14 +169,14 @@ def _nothing_matches(weights: dict[str, keras.Variable], text: str, glob: str, s
 def _by_selection(
     model: keras.Model, weights: dict[str, keras.Variable], selection: Selection
 ) -> Iterator[tuple[str, Region]]:
+    paths = {id(variable): path for path, variable in weights.items()}
+    known = selection.weights
     for path, region in selection.items():
-        path = path if path in weights else path.removeprefix(f"{model.name}/")
+        path = paths.get(id(known[path].variable()), path)
         if path not in weights or tuple(weights[path].shape) != region.shape:
             raise SelectionError(
                 f"The selection holds {path!r} of shape {region.shape}, which {model.name!r} does not have."
             )
-        if f"{path}#2" in weights:
-            raise SelectionError(f"{model.name!r} has several variables called {path!r}: select them by object.")
         yield path, region
 
 
@@ -171,7 +186,7 @@ def _by_layer(
     inside = {id(variable) for variable in layer.weights}
     matched = [(path, Whole(variable.shape)) for path, variable in weights.items() if id(variable) in inside]
     if not matched:
-        reason = "it has no trainable weights" if not inside else "none of its trainable weights is in the model"
+        reason = "none of its weights is a trainable weight of the model" if inside else "it has no weights"
         raise SelectionError(f"Layer {layer.name!r} selects nothing in {model.name!r}: {reason}.")
     yield from matched
 

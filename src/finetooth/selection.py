@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import SelectionError
@@ -14,10 +14,15 @@ from .report.table import Table, share
 
 @dataclass(frozen=True)
 class Weight:
-    """What a selection knows of a variable: its shape and dtype, not its values."""
+    """What a selection knows of a variable: its shape and dtype, not its values.
+
+    `variable` gives the variable itself while the model that the selection was made from is there (a weak reference):
+    it tells models with equal paths apart. It counts neither for equality nor in the plain form.
+    """
 
     shape: tuple[int, ...]
     dtype: str
+    variable: Callable[[], Any] = field(default=lambda: None, compare=False, repr=False)
 
     @property
     def size(self) -> int:
@@ -96,15 +101,15 @@ class Selection:
         return item in self._regions
 
     def __or__(self, other: Selection) -> Selection:
-        weights = self._shared_weights(other)
+        other, weights = self._aligned(other)
         return Selection({path: self._at(path, w) | other._at(path, w) for path, w in weights.items()}, weights)
 
     def __and__(self, other: Selection) -> Selection:
-        weights = self._shared_weights(other)
+        other, weights = self._aligned(other)
         return Selection({path: self._at(path, w) & other._at(path, w) for path, w in weights.items()}, weights)
 
     def __sub__(self, other: Selection) -> Selection:
-        weights = self._shared_weights(other)
+        other, weights = self._aligned(other)
         return Selection({path: self._at(path, w) - other._at(path, w) for path, w in weights.items()}, weights)
 
     def __invert__(self) -> Selection:
@@ -112,6 +117,7 @@ class Selection:
         return Selection(everything, self._weights) - self
 
     def __le__(self, other: Selection) -> bool:
+        """Whether every selected element is selected in the other."""
         return not self - other
 
     def __eq__(self, other: object) -> bool:
@@ -133,11 +139,19 @@ class Selection:
     def from_dict(cls, data: Mapping[str, Any]) -> Selection:
         """The selection that `to_dict` described."""
         try:
-            weights = {path: Weight(tuple(shape), str(dtype)) for path, (shape, dtype) in data["weights"].items()}
+            weights = {
+                path: Weight(tuple(int(n) for n in shape), str(dtype))
+                for path, (shape, dtype) in data["weights"].items()
+            }
             regions = {path: Region.from_dict(region) for path, region in data["regions"].items()}
-        except (KeyError, TypeError, AttributeError) as error:
+        except SelectionError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SelectionError(f"This is not the plain form of a selection: {error!r}.") from None
         return cls(regions, weights)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Selection.from_dict, (self.to_dict(),)
 
     def table(self) -> Table:
         """The selection as a table: one row per variable that has selected elements."""
@@ -169,13 +183,28 @@ class Selection:
     def _at(self, path: str, weight: Weight) -> Region:
         return self._regions.get(path, empty(weight.shape))
 
-    def _shared_weights(self, other: Selection) -> dict[str, Weight]:
+    def _aligned(self, other: Selection) -> tuple[Selection, dict[str, Weight]]:
+        """The other selection with the paths this one has for the same variables, and the weights of both."""
         if not isinstance(other, Selection):
             raise SelectionError(f"A selection combines with another selection; received {type(other).__name__}.")
-        for path in self._weights.keys() & other._weights.keys():
-            if self._weights[path] != other._weights[path]:
-                raise SelectionError(
-                    f"The selections belong to different models: {path!r} is {self._weights[path]} in one and "
-                    f"{other._weights[path]} in the other."
-                )
-        return {**self._weights, **other._weights}
+        mine = {id(weight.variable()): path for path, weight in self._weights.items() if weight.variable() is not None}
+        here = {path: mine.get(id(weight.variable()), path) for path, weight in other._weights.items()}
+        if any(path != name for path, name in here.items()):
+            other = Selection(
+                {here[path]: region for path, region in other._regions.items()},
+                {here[path]: weight for path, weight in other._weights.items()},
+            )
+        for path, weight in self._weights.items():
+            if path in other._weights:
+                _check_same_weight(path, weight, other._weights[path])
+        return other, {**self._weights, **other._weights}
+
+
+def _check_same_weight(path: str, a: Weight, b: Weight) -> None:
+    if a != b:
+        raise SelectionError(f"The selections belong to different models: {path!r} is {a} in one and {b} in the other.")
+    if a.variable() is not None and b.variable() is not None and a.variable() is not b.variable():
+        raise SelectionError(
+            f"The selections belong to different models, which both have a variable {path!r}. "
+            "Use `select(model, selection)` to carry a selection over to another model."
+        )

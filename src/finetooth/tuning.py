@@ -94,6 +94,11 @@ class Tuning:
         return self._patch is None
 
     @property
+    def moving(self) -> tuple[str, ...]:
+        """The paths of the statistics that layers may update; none unless `statistics="update"`."""
+        return tuple(self._moving)
+
+    @property
     def patch(self) -> Patch:
         """What has been trained so far, or in all once finished."""
         if self._patch is not None:

@@ -39,8 +39,8 @@ class Backend(Protocol):
     def foreign_reads(self, layer: keras.Layer) -> AbstractContextManager[Any]:
         """While open, code that reads the layer's weights past Keras (a torch module) sees their Keras values."""
 
-    def register(self, layer: keras.Layer, variable: keras.Variable) -> None:
-        """Tell the backend that the layer trains this variable too."""
+    def listing(self, layer: keras.Layer, variables: list[keras.Variable]) -> AbstractContextManager[Any]:
+        """While open, the backend's own list of the layer's parameters, where it has one, holds these variables too."""
 
-    def unregister(self, layer: keras.Layer, variable: keras.Variable) -> None:
-        """The inverse of `register`."""
+    def guarded(self, model: keras.Model, function: Any) -> Any:
+        """The compiled step function, made to lose no weights when it fails."""

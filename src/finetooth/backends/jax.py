@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -10,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+
+from . import keras_private
 
 
 class Index(NamedTuple):
@@ -91,9 +94,28 @@ def foreign_reads(layer: keras.Layer) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def register(layer: keras.Layer, variable: keras.Variable) -> None:
-    """Nothing to do: a JAX layer's variables are those Keras tracks."""
+def listing(layer: keras.Layer, variables: list[keras.Variable]) -> AbstractContextManager[Any]:
+    return nullcontext()
 
 
-def unregister(layer: keras.Layer, variable: keras.Variable) -> None:
-    """Nothing to do."""
+def guarded(model: keras.Model, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(state: Any, iterator: Any) -> Any:
+        try:
+            return function(state, iterator)
+        except BaseException:
+            _give_back(model, state)
+            raise
+
+    return run
+
+
+def _give_back(model: keras.Model, state: Any) -> None:
+    """Keras takes the values out of the variables for a step, and loses them when the step cannot be traced."""
+    optimizer = [model.optimizer.variables] if len(state) == 4 else []
+    metrics = [model.metrics_variables] if len(state) > 2 else []
+    lists = [model.trainable_variables, model.non_trainable_variables, *optimizer, *metrics]
+    for variables, values in zip(lists, state):
+        for variable, value in zip(variables, values):
+            if keras_private.raw_value(variable) is None and not value.is_deleted():
+                variable.assign(value)

@@ -10,6 +10,8 @@ from typing import Any
 
 import keras
 
+PART = "_finetooth_part"  # attribute of the compact variables, which are no weights of the model
+
 
 def layers_of(layer: keras.Layer) -> list[keras.Layer]:
     """The layer and every layer inside it, each once, outer ones first."""

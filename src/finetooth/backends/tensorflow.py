@@ -37,21 +37,20 @@ def take(value: Any, axis: int, where: Any) -> tf.Tensor:
 
 
 def put(value: Any, axis: int, where: Any, part: tf.Tensor) -> tf.Tensor:
-    # Concatenation and selection, not scatter: XLA runs scatters serially on a CPU.
-    if isinstance(where, range):
-        length = value.shape[axis]
-        before, after = take(value, axis, range(where.start)), take(value, axis, range(where.stop, length))
-        return tf.concat([before, part, after], axis)
-
+    # Concatenation and selection, not scatter: XLA runs scatters serially on a CPU. And a gradient of our own, since
+    # TensorFlow's would pass on the rows of an embedding's sparse gradient without summing those that repeat.
     @tf.custom_gradient
-    def put_indices(part: tf.Tensor) -> Any:
-        spread = tf.gather(part, where.source, axis=axis)
-        selected = tf.reshape(where.selected, [-1 if i == axis else 1 for i in range(value.shape.rank)])
-        return tf.where(selected, spread, value), lambda upstream: tf.gather(
-            tf.convert_to_tensor(upstream), where.indices, axis=axis
-        )
+    def replaced(part: tf.Tensor) -> Any:
+        if isinstance(where, range):
+            before, after = range(where.start), range(where.stop, value.shape[axis])
+            merged = tf.concat([take(value, axis, before), part, take(value, axis, after)], axis)
+        else:
+            spread = tf.gather(part, where.source, axis=axis)
+            selected = tf.reshape(where.selected, [-1 if i == axis else 1 for i in range(value.shape.rank)])
+            merged = tf.where(selected, spread, value)
+        return merged, lambda upstream: take(tf.convert_to_tensor(upstream), axis, where)
 
-    return put_indices(part)
+    return replaced(part)
 
 
 def take_points(value: Any, coordinates: tf.Tensor) -> tf.Tensor:
@@ -75,9 +74,9 @@ def foreign_reads(layer: keras.Layer) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def register(layer: keras.Layer, variable: keras.Variable) -> None:
-    """Nothing to do: a TensorFlow layer's variables are those Keras tracks."""
+def listing(layer: keras.Layer, variables: list[keras.Variable]) -> AbstractContextManager[Any]:
+    return nullcontext()
 
 
-def unregister(layer: keras.Layer, variable: keras.Variable) -> None:
-    """Nothing to do."""
+def guarded(model: keras.Model, function: Any) -> Any:
+    return function

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import torch
 
+from ..hooks import hooked
 from . import keras_private
 
 
@@ -65,15 +66,26 @@ def _module_reads(layer: keras.Layer) -> Iterator[None]:
             module._parameters[name] = parameter
 
 
-def register(layer: keras.Layer, variable: keras.Variable) -> None:
-    layer.torch_params[_parameter_name(variable)] = variable.value
+@contextmanager
+def listing(layer: keras.Layer, variables: list[keras.Variable]) -> Iterator[None]:
+    before = layer._modules.get("_torch_params")
+
+    def track_variables(original: Any) -> None:
+        # Keras lists `variable.value`, which for a composed variable is a merged copy and no parameter.
+        named = {variable.path: variable for variable in layer.variables if not hasattr(variable, keras_private.PART)}
+        named |= {f"{variable.path}@{id(variable)}": variable for variable in variables}
+        parameters = {name: keras_private.raw_value(variable) for name, variable in named.items()}
+        layer._torch_params = torch.nn.ParameterDict(parameters)
+
+    with hooked(layer, "_track_variables", track_variables):
+        layer._track_variables()
+        try:
+            yield
+        finally:
+            del layer._torch_params
+            if before is not None:
+                layer._torch_params = before
 
 
-def unregister(layer: keras.Layer, variable: keras.Variable) -> None:
-    # Keras makes the dictionary anew when it builds a layer again, then without our entry.
-    if _parameter_name(variable) in layer.torch_params:
-        layer.torch_params.pop(_parameter_name(variable))
-
-
-def _parameter_name(variable: keras.Variable) -> str:
-    return f"{variable.path}@{id(variable)}"
+def guarded(model: keras.Model, function: Any) -> Any:
+    return function

@@ -100,7 +100,7 @@ def frozen(variable: keras.Variable) -> Iterator[None]:
 @contextmanager
 def _as_kind(variable: Any, mixin: type) -> Iterator[None]:
     kind = type(variable)
-    variable.__class__ = _with(mixin, kind)
+    variable.__class__ = _with(mixin, kind)  # type: ignore[arg-type]
     try:
         yield
     finally:

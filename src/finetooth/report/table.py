@@ -35,7 +35,7 @@ class Table:
             caption_style="",
         )
         for column in self.columns:
-            table.add_column(clean(column), justify="right" if column in self.right else "left", overflow="fold")
+            table.add_column(Text(clean(column)), justify="right" if column in self.right else "left", overflow="fold")
         for row in self.rows:
             table.add_row(*(Text(clean(cell)) for cell in row))
         return table
@@ -43,7 +43,8 @@ class Table:
     def __str__(self) -> str:
         """The table as plain text, as wide as its contents need."""
         page = io.StringIO()
-        Console(file=page, width=200, color_system=None, force_terminal=False).print(self)
+        # A notebook's console would show the table and write nothing.
+        Console(file=page, width=200, color_system=None, force_terminal=False, force_jupyter=False).print(self)
         return "\n".join(line.rstrip() for line in page.getvalue().splitlines()).strip("\n")
 
     def _repr_html_(self) -> str:
@@ -66,12 +67,16 @@ def clean(text: str) -> str:
 
 
 def share(part: int, whole: int) -> str:
-    """A fraction as percent, with more digits where it is small.
+    """A fraction as percent. Only nothing is 0% and only everything is 100%.
 
-    >>> share(1, 8), share(3, 100_000), share(0, 5)
-    ('12.5%', '0.003%', '0%')
+    >>> share(1, 8), share(3, 100_000), share(0, 5), share(1, 10**9), share(10**9 - 1, 10**9)
+    ('12.5%', '0.003%', '0%', '<0.001%', '>99.9%')
     """
     percent = 100 * part / whole if whole else 0.0
+    if 0 < percent < 0.001:
+        return "<0.001%"
+    if 99.9 < percent < 100:
+        return ">99.9%"
     return f"{percent:.3g}%"
 
 

@@ -1,0 +1,75 @@
+"""A part of any weight of any layer trains, and nothing else moves."""
+
+import keras
+import numpy as np
+import pytest
+from helpers import moved_outside, random_selection, values
+from zoo import FOREIGN, LAYERS, classes, data_for, model_with
+
+import finetooth as ft
+
+# How a model can be run. The other modes take minutes for all layers: one layer stands for the rest in `make test`.
+MODES = {
+    "tensorflow": {"graph": {}, "xla": {"jit_compile": True}, "eager": {"run_eagerly": True}},
+    "jax": {"jit": {}},
+    "torch": {"eager": {}},
+}[keras.backend.backend()]
+OTHER_MODES = {
+    "tensorflow": {},
+    "jax": {"eager": {"jit_compile": False, "run_eagerly": True}},
+    "torch": {"compiled": {"jit_compile": True}},
+}[keras.backend.backend()]
+
+
+def test_every_layer_class_with_weights_is_covered():
+    assert classes() - FOREIGN == set(LAYERS) - {"CustomLayer"}
+
+
+def step(name, options, selection=None):
+    """The weights after one step of SGD: of the selection where there is one, of everything in plain Keras if not."""
+    model = model_with(name)
+    x, y = data_for(name)
+    if selection is None:
+        model.compile(keras.optimizers.SGD(0.1), "mse", **options)
+        model.train_on_batch(x, y)
+        return values(model), None
+    with ft.tune(model, selection, statistics="update") as tuning:
+        model.compile(keras.optimizers.SGD(0.1), "mse", **options)
+        model.train_on_batch(x, y)
+    return values(model), tuning
+
+
+def check_step(name, modes, rng):
+    model = model_with(name)
+    before, selection = values(model), random_selection(model, rng)
+    expected, _ = step(name, next(iter(modes.values())))
+    for mode, options in modes.items():
+        after, tuning = step(name, options, selection)
+        assert tuning.verify(), mode
+        assert moved_outside(before, after, selection, free=tuning.moving) == {}, mode
+        for path, region in selection.items():
+            moved = [np.abs(region.gather(v[path]) - region.gather(before[path])).max() for v in (after, expected)]
+            assert moved[0] > 0 or moved[1] < 1e-6, (mode, path)  # an attention's key bias has no gradient
+            # Plain Keras rescales the wrapped kernel in the forward pass; a partly frozen one stays as it is.
+            if name != "SpectralNormalization":
+                actual, wanted = region.gather(after[path]), region.gather(expected[path])
+                np.testing.assert_allclose(actual, wanted, rtol=2e-5, atol=2e-6, err_msg=f"{mode} {path}")
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_one_step_equals_the_selected_elements_of_plain_training(name, rng):
+    """The oracle is plain Keras: one SGD step on the full gradient, of which the selected elements must come out."""
+    check_step(name, MODES, rng)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns about Keras, and about itself
+@pytest.mark.parametrize("name", ["Dense"] if OTHER_MODES else [])
+def test_one_step_equals_plain_training_in_the_other_modes(name, rng):
+    check_step(name, OTHER_MODES, rng)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", LAYERS if OTHER_MODES else [])
+def test_every_layer_in_the_other_modes(name, rng):
+    check_step(name, OTHER_MODES, rng)

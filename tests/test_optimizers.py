@@ -1,0 +1,184 @@
+"""Every optimizer of Keras, with every option, moves the selection and not one bit outside it."""
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+from helpers import moved_inside, moved_outside, values
+
+import finetooth as ft
+
+WRAPPERS = {"Optimizer", "LossScaleOptimizer", "MultiOptimizer"}
+OPTIMIZERS = sorted(
+    name
+    for name, kind in vars(keras.optimizers).items()
+    if inspect.isclass(kind) and issubclass(kind, keras.optimizers.Optimizer) and name not in WRAPPERS
+)
+OPTIONS = {
+    "weight_decay": {"weight_decay": 0.1},
+    "ema": {"use_ema": True, "ema_momentum": 0.9},
+    "ema overwrite": {"use_ema": True, "ema_overwrite_frequency": 3},
+    "clipnorm": {"clipnorm": 0.1},
+    "global_clipnorm": {"global_clipnorm": 0.1},
+    "clipvalue": {"clipvalue": 0.01},
+    "accumulation": {"gradient_accumulation_steps": 4},
+    "loss_scale_factor": {"loss_scale_factor": 64.0},
+    "schedule": {"learning_rate": keras.optimizers.schedules.CosineDecay(0.01, 20)},
+    "all": {"weight_decay": 0.1, "use_ema": True, "ema_overwrite_frequency": 3, "clipnorm": 0.1},
+}
+PART = ("in/kernel[1:4, ::2]", "in/bias[[0, 3]]", ("out/kernel", np.eye(6, 3, dtype=bool)), "table/embeddings[2:5]")
+STEPS = 20
+
+
+def network():
+    """Constraints and regularizers on every variable, a table read with repeated rows, -0.0 and denormals in each."""
+    words = keras.Input((4,), dtype="int32")
+    x = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(9, 5, name="table")(words))
+    extras = {"kernel_regularizer": "l2", "bias_regularizer": "l2"}
+    x = keras.layers.Dense(6, "tanh", name="in", kernel_constraint=keras.constraints.MaxNorm(0.5), **extras)(x)
+    y = keras.layers.Dense(3, name="out", kernel_constraint="unit_norm", bias_constraint="non_neg", **extras)(x)
+    model = keras.Model(words, y)
+    for weight in model.weights:
+        value = np.array(keras.ops.convert_to_numpy(weight))
+        value.reshape(-1)[0], value.reshape(-1)[-1] = -0.0, 1e-41
+        weight.assign(value)
+    return model
+
+
+def train(optimizer, part=PART, **options):
+    """Tune the part for 20 steps; the model's weights before and after, and what the tuning says."""
+    model = network()
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 6, (STEPS * 4, 4)), rng.normal(size=(STEPS * 4, 3))
+    before = values(model)
+    with ft.tune(model, ft.select(model, *part)) as tuning:
+        model.compile(optimizer, "mse", **options)
+        model.fit(x, y, batch_size=4, verbose=0)
+    after = values(model)
+    assert moved_outside(before, after, tuning.selection) == {}
+    assert tuning.verify()
+    assert all(np.isfinite(value).all() for value in after.values())
+    return before, after, tuning
+
+
+def check_compact(optimizer, selection):
+    """Each state variable is a scalar or the size of one part at most, and there are few of them per part."""
+    largest = max(region.size for _, region in selection.items())
+    sizes = [int(np.prod(variable.shape)) for variable in optimizer.variables]
+    assert max(sizes) <= largest
+    assert sum(sizes) <= 5 * selection.size + 20
+
+
+def make(name, **options):
+    return getattr(keras.optimizers, name)(**{"learning_rate": 0.01, **options})
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_with_everything_switched_on(name):
+    """Trap by trap: decay, EMA, FTRL's and ScheduleFree's own weights, Muon's mixing, constraints, regularizers."""
+    optimizer = make(name, **OPTIONS["all"])
+    before, after, tuning = train(optimizer)
+    moved = moved_inside(before, after, tuning.selection)
+    assert all(count > 0 for path, count in moved.items()), moved
+    check_compact(optimizer, tuning.selection)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option(option):
+    optimizer = make("Adam", **OPTIONS[option])
+    before, after, tuning = train(optimizer)
+    assert sum(moved_inside(before, after, tuning.selection).values()) > tuning.selection.size / 2
+    check_compact(optimizer, tuning.selection)
+
+
+@pytest.mark.parametrize("inner", ["Adam", "SGD"])
+def test_loss_scale_optimizer(inner):
+    optimizer = keras.optimizers.LossScaleOptimizer(make(inner), initial_scale=256.0, dynamic_growth_steps=5)
+    before, after, tuning = train(optimizer)
+    assert sum(moved_inside(before, after, tuning.selection).values()) > tuning.selection.size / 2
+    check_compact(optimizer, tuning.selection)
+
+
+def test_multi_optimizer_finds_the_parts_by_path():
+    maps = keras.optimizers.OptimizerMap(make("SGD", learning_rate=0.0))
+    maps["in/.*"] = make("Adam")
+    before, after, tuning = train(keras.optimizers.MultiOptimizer(maps))
+    moved = moved_inside(before, after, tuning.selection)
+    assert moved["in/kernel"] > 0 and moved["in/bias"] > 0
+    assert moved["table/embeddings"] == 0
+
+
+def test_decay_can_be_switched_off_by_name():
+    """Parts carry the names of their variables, so `exclude_from_weight_decay` finds them."""
+    optimizer = make("SGD", learning_rate=0.01, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["kernel", "bias"])
+    model = network()
+    before = values(model)
+    with ft.tune(model, ft.select(model, *PART)) as tuning:
+        model.compile(optimizer, lambda y, p: 0.0 * keras.ops.sum(p), metrics=[])
+        model.fit(np.zeros((4, 4)), np.zeros((4, 3)), verbose=0)
+    # The loss has no gradient but the regularizers': decay alone moves the table.
+    moved = moved_inside(before, values(model), tuning.selection)
+    assert moved["table/embeddings"] > 0
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_a_constraint_acts_on_the_merged_weight(name):
+    """Oracle: the constraint of Keras itself, on the whole weight after the step."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(4, 6)).astype("float32"), rng.normal(size=(4, 3)).astype("float32")
+    results = []
+    for constraint in (None, keras.constraints.MaxNorm(0.4)):
+        keras.utils.set_random_seed(1)
+        keras.backend.clear_session()
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, name="d", kernel_constraint=constraint)])
+        before = values(model)["d/kernel"]
+        with ft.tune(model, "d/kernel[1:4, :2]") as tuning:
+            model.compile(make(name, learning_rate=0.1), "mse")
+            model.train_on_batch(x, y)
+        results.append(values(model)["d/kernel"])
+        region = tuning.selection["d/kernel"]
+    free, constrained = results
+    whole = keras.ops.convert_to_numpy(keras.constraints.MaxNorm(0.4)(keras.ops.convert_to_tensor(free)))
+    np.testing.assert_allclose(constrained, region.scatter(before, region.gather(whole)), rtol=1e-6)
+    assert not np.allclose(region.gather(free), region.gather(constrained))
+
+
+def test_a_regularizer_acts_on_the_merged_weight():
+    """The reported loss is that of plain Keras, frozen elements included; the gradient is the part's own."""
+    losses = []
+    for selection in ("d/kernel", "d/kernel[0]"):
+        keras.backend.clear_session()
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, name="d", kernel_regularizer="l2")])
+        model.get_layer("d").kernel.assign(np.arange(18.0).reshape(6, 3))
+        with ft.tune(model, selection):
+            model.compile(keras.optimizers.SGD(1.0), "mse")
+            losses.append(model.train_on_batch(np.zeros((2, 6)), np.zeros((2, 3))))
+    np.testing.assert_allclose(losses, [0.01 * (np.arange(18.0) ** 2).sum()] * 2, rtol=1e-6)
+    kernel = values(model)["d/kernel"]
+    np.testing.assert_allclose(kernel[0], np.arange(3) * (1 - 2 * 0.01), rtol=1e-6)
+    np.testing.assert_array_equal(kernel[1:], np.arange(18.0).reshape(6, 3)[1:])
+
+
+def test_accumulation_moves_nothing_before_the_update_step():
+    model = network()
+    with ft.tune(model, ft.select(model, *PART)) as tuning:
+        model.compile(make("AdamW", gradient_accumulation_steps=4, weight_decay=0.1), "mse")
+        moved = []
+        for _ in range(4):
+            model.train_on_batch(np.ones((4, 4)), np.ones((4, 3)))
+            moved.append(sum(change.moved for _, change in tuning.patch.items()))
+    # A constraint acts at every step in Keras; only the layers that have one may move before the fourth.
+    unconstrained = tuning.patch["table/embeddings"]
+    assert unconstrained.moved > 0
+    assert moved[3] > moved[2]
+
+
+def test_shape_aware_optimizers_get_the_shape_of_the_region():
+    """Muon orthogonalises matrices: a block of a kernel is one, single elements are not and are trained as by AdamW."""
+    optimizer = make("Muon")
+    _, _, tuning = train(optimizer, part=("in/kernel[1:4, ::2]",))
+    shapes = {tuple(variable.shape) for variable in optimizer.variables}
+    assert (3, 3) in shapes
+    assert shapes <= {(3, 3), ()}
