@@ -10,7 +10,7 @@ import pytest
 @pytest.fixture(autouse=True)
 def fresh_names_and_seeds():
     """Automatic layer names and random numbers do not depend on which tests ran before."""
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     yield
 

@@ -7,7 +7,8 @@ import pytest
 
 from finetooth import bits
 from finetooth.bits import Fingerprint, as_bits, differing
-from finetooth.region import Points, Whole, at, empty
+from finetooth.indexing import at
+from finetooth.region import Points, Whole, empty
 
 DTYPES = ["float16", "bfloat16", "float32", "float64"]
 

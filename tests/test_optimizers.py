@@ -131,7 +131,7 @@ def test_a_constraint_acts_on_the_merged_weight(name):
     results = []
     for constraint in (None, keras.constraints.MaxNorm(0.4)):
         keras.utils.set_random_seed(1)
-        keras.backend.clear_session()
+        keras.backend.clear_session(free_memory=False)
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, name="d", kernel_constraint=constraint)])
         before = values(model)["d/kernel"]
         with ft.tune(model, "d/kernel[1:4, :2]") as tuning:
@@ -149,7 +149,7 @@ def test_a_regularizer_acts_on_the_merged_weight():
     """The reported loss is that of plain Keras, frozen elements included; the gradient is the part's own."""
     losses = []
     for selection in ("d/kernel", "d/kernel[0]"):
-        keras.backend.clear_session()
+        keras.backend.clear_session(free_memory=False)
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3, name="d", kernel_regularizer="l2")])
         model.get_layer("d").kernel.assign(np.arange(18.0).reshape(6, 3))
         with ft.tune(model, selection):

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 
 from finetooth.errors import FinetoothError, SelectionError
-from finetooth.region import Grid, Points, Region, Whole, at, empty, points
+from finetooth.indexing import at
+from finetooth.region import Grid, Points, Region, Whole, empty, points
 
 many = settings(max_examples=150, deadline=None, derandomize=True)
 

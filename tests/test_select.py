@@ -6,8 +6,9 @@ import pytest
 from keras import layers
 
 import finetooth as ft
+from finetooth.indexing import at
 from finetooth.naming import selectable, weights_by_path
-from finetooth.region import Grid, Points, Whole, at
+from finetooth.region import Grid, Points, Whole
 
 
 def small_model() -> keras.Model:

@@ -15,7 +15,8 @@ from keras import layers
 from rich.console import Console
 
 import finetooth as ft
-from finetooth.region import Points, Whole, at
+from finetooth.indexing import at
+from finetooth.region import Points, Whole
 from finetooth.selection import Weight
 
 many = settings(max_examples=100, deadline=None, derandomize=True)

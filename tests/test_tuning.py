@@ -120,7 +120,7 @@ def test_every_kind_of_model_trains_like_plain_keras(kind):
     x, y = data(*shapes)
     results = []
     for tuned in (False, True):
-        keras.backend.clear_session()
+        keras.backend.clear_session(free_memory=False)
         keras.utils.set_random_seed(0)
         model = make()
         model(x)
@@ -149,7 +149,7 @@ def test_tied_weights_are_one_variable_with_the_gradient_of_both_uses():
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     after = []
     for tuned in (False, True):
-        keras.backend.clear_session()
+        keras.backend.clear_session(free_memory=False)
         keras.utils.set_random_seed(0)
         model = Tied()
         model(tokens)

@@ -89,7 +89,7 @@ def classes() -> set[str]:
 
 def model_with(name: str) -> keras.Model:
     """A model around the layer, the same each time, with weights that differ from their initial zeros and ones."""
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     shape, apply = LAYERS[name]
     inputs = keras.Input(shape)

@@ -1,21 +1,58 @@
 """Fine-tuning with a fine-tooth comb: name any part of a Keras model, train exactly that part, keep it as a patch."""
 
-from .errors import FinetoothError as FinetoothError
-from .errors import PatchError as PatchError
-from .errors import SelectionError as SelectionError
-from .errors import TuningError as TuningError
-from .patch import Change as Change
-from .patch import Patch as Patch
-from .patch import diff as diff
-from .region import Grid as Grid
-from .region import Points as Points
-from .region import Region as Region
-from .region import Whole as Whole
-from .select import heads as heads
-from .select import select as select
-from .selection import Selection as Selection
-from .tuning import Tuning as Tuning
-from .tuning import tune as tune
-from .verification import Verification as Verification
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .errors import FinetoothError as FinetoothError
+    from .errors import PatchError as PatchError
+    from .errors import SelectionError as SelectionError
+    from .errors import TuningError as TuningError
+    from .patch import Change as Change
+    from .patch import Patch as Patch
+    from .patch import diff as diff
+    from .region import Grid as Grid
+    from .region import Points as Points
+    from .region import Region as Region
+    from .region import Whole as Whole
+    from .selecting import heads as heads
+    from .selecting import select as select
+    from .selection import Selection as Selection
+    from .tuning import Tuning as Tuning
+    from .tuning import tune as tune
+    from .verification import Verification as Verification
 
 __version__ = "0.1.0"
+
+# A name is imported when it is first used, and Keras with it: importing finetooth never picks the backend, and the
+# command line answers at once.
+_HOME = {
+    "FinetoothError": "errors",
+    "PatchError": "errors",
+    "SelectionError": "errors",
+    "TuningError": "errors",
+    "Change": "patch",
+    "Patch": "patch",
+    "diff": "patch",
+    "Grid": "region",
+    "Points": "region",
+    "Region": "region",
+    "Whole": "region",
+    "heads": "selecting",
+    "select": "selecting",
+    "Selection": "selection",
+    "Tuning": "tuning",
+    "tune": "tuning",
+    "Verification": "verification",
+}
+__all__ = [*_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -99,12 +99,25 @@ def _flags(
     for variable in weights:
         variable.trainable = any(variable is v for v in themselves)
     try:
-        yield
+        with ExitStack() as stack:
+            for layer, trainable in before[0]:
+                stack.enter_context(hooked(layer, "get_config", _with_flag(trainable)))
+            yield
     finally:
         for layer, trainable in before[0]:
             keras_private.set_trainable(layer, trainable)
         for variable, trainable in before[1]:
             variable.trainable = trainable
+
+
+def _with_flag(trainable: bool) -> Callable[..., Any]:
+    """A layer's configuration, in a file for instance, says what it is apart from the tuning."""
+
+    def get_config(original: Any) -> Any:
+        config = original()
+        return {**config, "trainable": trainable} if "trainable" in config else config
+
+    return get_config
 
 
 @contextmanager

@@ -63,16 +63,9 @@ def _paths(model: keras.Model) -> dict[int, str]:
             for variable in keras_private.own_variables(layer):
                 made_here = layer is model or variable.path.endswith(f"{layer.name}/{variable.name}")
                 (paths if made_here else borrowed).setdefault(id(variable), prefix + variable.name)
-        inner = [(f"{prefix}{child.name}/", child) for prefix, layer in level for child in _inner_layers(layer)]
+        inner = [
+            (f"{prefix}{child.name}/", child) for prefix, layer in level for child in keras_private.inner_layers(layer)
+        ]
         level = [(prefix, layer) for prefix, layer in inner if id(layer) not in seen]
         seen.update(id(layer) for _, layer in level)
     return borrowed | paths
-
-
-def _inner_layers(layer: keras.Layer) -> list[keras.Layer]:
-    """The layers directly inside a layer."""
-    if isinstance(layer, keras.Model):
-        return layer.layers
-    below = keras_private.layers_of(layer)[1:]
-    deeper = {id(inner) for child in below for inner in keras_private.layers_of(child)[1:]}
-    return [child for child in below if id(child) not in deeper]

@@ -18,7 +18,7 @@ from .part import FULL_PRECISION, Part
 from .patch import Change, Patch
 from .region import Region, Whole
 from .report.table import Table, share, size
-from .select import select
+from .selecting import select
 from .selection import Selection
 from .verification import Snapshot, Verification
 
@@ -151,27 +151,26 @@ class Tuning:
         rows = []
         for path, region in self.selection.items():
             part = self._parts.get(path)
-            read = "composed, dense gradient" if part else "itself"
-            trained_as = keras.backend.standardize_dtype(part.variable.dtype) if part else weights[path].dtype
-            in_variable = share(region.size, weights[path].size)
-            rows.append((path, region.text(), f"{region.size:,}", in_variable, weights[path].dtype, trained_as, read))
+            dtype = weights[path].dtype
+            trained_as = keras.backend.standardize_dtype(part.variable.dtype) if part else dtype
+            shown = dtype if trained_as == dtype else f"{dtype} as {trained_as}"
+            of_variable = share(region.size, weights[path].size)
+            rows.append((path, region.text(), f"{region.size:,}", of_variable, shown, "dense" if part else "own"))
         return Table(
             title=f"Tuning {self.model.name!r}" + ("" if self.active else " (finished)"),
-            columns=("variable", "trains", "elements", "of variable", "dtype", "trained as", "read"),
+            columns=("variable", "trains", "elements", "of it", "dtype", "gradient"),
             rows=rows,
-            right=("elements", "of variable"),
+            right=("elements", "of it"),
             caption=self._caption(),
         )
 
     def _caption(self) -> Sequence[str]:
         selection = self.selection
-        compact = sum(bits.size_of(p.variable) * 4 for p in self._parts.values())
-        moving = ", ".join(self._moving) or "none: all keep their bits"
         return (
-            f"trains {selection.size:,} of {selection.total:,} elements ({share(selection.size, selection.total)})",
-            f"an optimizer slot (a momentum, a second moment) holds {selection.size:,} elements, "
-            f"{size(4 * selection.size)} in float32; the parts add {size(compact)}",
-            f"statistics that move: {moving}",
+            f"trains {selection.size:,} of {selection.total:,} elements ({share(selection.size, selection.total)}); "
+            f"{size(4 * selection.size)} for each optimizer slot, such as a momentum",
+            "gradient: own, as in plain Keras; dense, computed for the whole variable and then gathered",
+            f"statistics that move: {', '.join(self._moving) or 'none'}",
         )
 
     def summary(self) -> None:

@@ -18,6 +18,11 @@ def layers_of(layer: keras.Layer) -> list[keras.Layer]:
     return layer._flatten_layers()
 
 
+def inner_layers(layer: keras.Layer) -> list[keras.Layer]:
+    """The layers directly inside the layer."""
+    return layer._flatten_layers(include_self=False, recursive=False)
+
+
 def own_variables(layer: keras.Layer) -> list[keras.Variable]:
     """The weights the layer holds itself, without those of the layers inside it."""
     return layer._trainable_variables + layer._non_trainable_variables

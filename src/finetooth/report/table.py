@@ -35,7 +35,10 @@ class Table:
             caption_style="",
         )
         for column in self.columns:
-            table.add_column(Text(clean(column)), justify="right" if column in self.right else "left", overflow="fold")
+            # Where the screen is narrow, the first column (names) and numbers stay whole and the others give way.
+            whole = column in self.right or column == self.columns[0]
+            justify = "right" if column in self.right else "left"
+            table.add_column(Text(clean(column)), justify=justify, overflow="fold", no_wrap=whole)
         for row in self.rows:
             table.add_row(*(Text(clean(cell)) for cell in row))
         return table

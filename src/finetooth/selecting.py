@@ -11,8 +11,9 @@ import keras
 
 from .errors import SelectionError
 from .grammar import GrammarError, Pattern, parse
+from .indexing import at
 from .naming import selectable, weights_by_path
-from .region import Region, Whole, at
+from .region import Region, Whole
 from .selection import Selection, Weight
 
 Predicate = Callable[[keras.Variable], bool]
@@ -59,9 +60,9 @@ def heads(layer: keras.Layer, which: int | Sequence[int]) -> Selection:
     """The given attention heads of a `MultiHeadAttention` or `GroupQueryAttention` layer.
 
     A head is its slices of the query, key, value and gate projections (kernel and bias) and its rows of the output
-    kernel.
-    The output bias is common to all heads and not selected. In a `GroupQueryAttention` layer several query heads share
-    one key/value head: it is selected only when all the query heads that read it are, so that no other head changes.
+    kernel. The output bias is common to all heads and not selected. In a `GroupQueryAttention` layer several query
+    heads share one key/value head: it is selected only when all the query heads that read it are, so that no other
+    head changes.
 
     >>> import keras, finetooth as ft
     >>> layer = keras.layers.MultiHeadAttention(num_heads=4, key_dim=8, name="mha")

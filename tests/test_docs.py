@@ -1,0 +1,24 @@
+"""Every Python example in the README and the documentation runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EXAMPLES = [
+    pytest.param(match.group(1), id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, match in enumerate(re.finditer(r"```python\n(.*?)```", page.read_text(), re.S), 1)
+]
+
+
+def test_there_are_examples():
+    assert EXAMPLES
+
+
+@pytest.mark.parametrize("source", EXAMPLES)
+def test_the_example_runs(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(source, "example", "exec"), {"__name__": "example"})

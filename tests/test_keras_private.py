@@ -1,0 +1,61 @@
+"""The private names of Keras we rely on still are what we think they are."""
+
+import keras
+
+from finetooth.backends import keras_private
+
+
+def model():
+    inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="a")], name="inner")
+    norm = keras.layers.BatchNormalization(name="bn")
+    return keras.Sequential([keras.Input((4,)), inner, norm])
+
+
+def test_layers_are_listed_once_and_outer_ones_first():
+    outer = model()
+    layers = keras_private.layers_of(outer)
+    names = [layer.name for layer in layers]
+    assert layers[0] is outer and names.index("inner") < names.index("a") and len(set(names)) == len(names)
+
+
+def test_inner_layers_are_the_direct_ones():
+    outer = model()
+    assert {layer.name for layer in keras_private.inner_layers(outer)} >= {"inner", "bn"}
+    assert "a" not in {layer.name for layer in keras_private.inner_layers(outer)}
+
+
+def test_own_variables_are_those_of_the_layer_alone():
+    outer = model()
+    norm = outer.get_layer("bn")
+    assert keras_private.own_variables(outer) == []
+    assert [v.name for v in keras_private.own_variables(norm)] == ["gamma", "beta", "moving_mean", "moving_variance"]
+
+
+def test_a_frozen_weight_is_still_known_as_made_to_be_trained():
+    norm = model().get_layer("bn")
+    norm.trainable = False
+    assert [v.name for v in keras_private.made_trainable(norm)] == ["gamma", "beta"]
+
+
+def test_the_flag_of_one_layer_is_set_alone():
+    outer = model()
+    keras_private.set_trainable(outer, False)
+    assert not outer.trainable and outer.get_layer("bn").trainable and outer.get_layer("bn").gamma.trainable
+
+
+def test_track_and_untrack_are_inverse_on_a_built_layer():
+    dense = model().get_layer("inner").get_layer("a")
+    dense.trainable = False
+    before = list(dense.weights), dense._tracker.locked
+    extra = keras.Variable([1.0, 2.0], name="extra")
+    keras_private.track(dense, extra)
+    assert any(v is extra for v in dense.weights)
+    assert extra.trainable and dense._tracker.locked == before[1]
+    keras_private.untrack(dense, extra)
+    assert [id(v) for v in dense.weights] == [id(v) for v in before[0]]
+
+
+def test_raw_value_is_the_backend_value():
+    variable = keras.Variable([1.0, 2.0])
+    assert keras_private.raw_value(variable) is not None
+    assert keras.ops.convert_to_numpy(keras_private.raw_value(variable)).tolist() == [1.0, 2.0]

@@ -1,0 +1,141 @@
+"""A patch holds old and new values; applying and reverting are exact, or refused with nothing changed."""
+
+import keras
+import numpy as np
+import pytest
+from helpers import copy_of, values
+
+import finetooth as ft
+from finetooth import bits
+
+L = keras.layers
+
+
+def network(dtype="float32"):
+    keras.backend.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((5,))
+    x = L.Dense(6, "tanh", name="in", dtype=dtype)(inputs)
+    return keras.Model(inputs, L.Dense(3, name="out", dtype=dtype)(x))
+
+
+def trained(dtype="float32"):
+    model = network(dtype)
+    base = copy_of(model)
+    rng = np.random.default_rng(0)
+    part = ft.select(model, "in/kernel[:, 1:3]", ("out/kernel", np.eye(6, 3, dtype=bool)), "out/bias")
+    with ft.tune(model, part) as tuning:
+        model.compile(keras.optimizers.AdamW(0.05), "mse")
+        model.fit(rng.normal(size=(16, 5)), rng.normal(size=(16, 3)), verbose=0)
+    return base, model, tuning.patch
+
+
+def same(a, b):
+    return all(not bits.differing(a[path], b[path]).any() for path in a)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_apply_and_revert_are_exact(dtype):
+    base, model, patch = trained(dtype)
+    before, after = values(base), values(model)
+    assert not same(before, after)
+    patch.apply(base)
+    assert same(values(base), after)
+    patch.revert(base)
+    assert same(values(base), before)
+
+
+def test_a_patch_keeps_signed_zeros():
+    """Trap: a patch of differences turns -0.0 into 0.0."""
+    base, model, patch = trained()
+    for m in (base, model):
+        kernel = np.array(bits.read(m.get_layer("in").kernel))
+        kernel[0, 0] = -0.0
+        m.get_layer("in").kernel.assign(kernel)
+    before = values(base)
+    patch.apply(base)
+    patch.revert(base)
+    assert same(values(base), before) and np.signbit(values(base)["in/kernel"][0, 0])
+
+
+def test_it_holds_the_selection_and_nothing_else():
+    base, model, patch = trained()
+    assert list(patch) == ["in/kernel", "out/kernel", "out/bias"]
+    assert patch["in/kernel"].old.shape == (5, 2) and patch["out/kernel"].new.shape == (3,)
+    assert patch.size == 10 + 3 + 3 and patch.nbytes == 4 * patch.size
+    np.testing.assert_array_equal(patch["in/kernel"].old, values(base)["in/kernel"][:, 1:3])
+    np.testing.assert_array_equal(patch["in/kernel"].new, values(model)["in/kernel"][:, 1:3])
+    assert "in/kernel" in patch and "in/bias" not in patch
+    assert "largest move" in str(patch) and "<table>" in patch._repr_html_()
+
+
+def misfits():
+    yield "other values", lambda: network(), lambda m: m.get_layer("in").kernel.assign(np.ones((5, 6))), "do not hold"
+    yield "one bit at the end", lambda: network(), lambda m: m.get_layer("out").bias.assign([0, -0.0, 0]), "1 of 3"
+    yield "another dtype", lambda: network("bfloat16"), lambda m: None, "bfloat16"
+    yield "another shape", lambda: other_shape(), lambda m: None, "shape"
+    yield "another name", lambda: other_name(), lambda m: None, "no such variable"
+
+
+def other_shape():
+    inputs = keras.Input((5,))
+    return keras.Model(inputs, L.Dense(4, name="out")(L.Dense(6, name="in")(inputs)))
+
+
+def other_name():
+    inputs = keras.Input((5,))
+    x = L.Dense(6, name="in")(L.Dense(5, name="extra")(inputs))
+    return keras.Model(inputs, L.Dense(3, name="out_2")(x))
+
+
+@pytest.mark.parametrize("case", misfits(), ids=lambda case: case[0])
+def test_a_model_that_does_not_fit_is_refused_whole(case):
+    _, make, change, message = case
+    base, _, patch = trained()
+    model = make()
+    if [w.shape for w in model.weights] == [w.shape for w in base.weights] and "bfloat16" not in message:
+        model.set_weights(base.get_weights())
+    change(model)
+    before = values(model)
+    for write in (patch.apply, patch.revert):
+        with pytest.raises(ft.PatchError, match="nothing was changed"):
+            write(model)
+    with pytest.raises(ft.PatchError, match=message):
+        patch.apply(model)
+    assert same(before, values(model))
+
+
+def test_a_patch_cannot_be_applied_twice_or_reverted_first():
+    base, model, patch = trained()
+    with pytest.raises(ft.PatchError, match="revert"):
+        patch.revert(base)
+    patch.apply(base)
+    with pytest.raises(ft.PatchError, match="apply"):
+        patch.apply(base)
+
+
+def test_revert_after_finish():
+    model = network()
+    before = values(model)
+    with ft.tune(model, "in/kernel[0]") as tuning:
+        model.compile("adam", "mse")
+        model.fit(np.ones((4, 5)), np.ones((4, 3)), verbose=0)
+    assert not same(before, values(model))
+    tuning.revert()
+    assert same(before, values(model))
+
+
+def test_diff_finds_exactly_what_differs():
+    base, model, patch = trained()
+    found = ft.diff(base, model)
+    for path, change in found.items():
+        assert change.region <= patch[path].region
+        np.testing.assert_array_equal(change.region.gather(values(model)[path]), change.new)
+    assert found.size == sum(change.moved for _, change in patch.items())
+    found.apply(base)
+    assert same(values(base), values(model))
+    assert ft.diff(base, model).size == 0
+    with pytest.raises(ft.PatchError, match="only one"):
+        ft.diff(base, other_name())
+    with pytest.raises(ft.PatchError, match="float32"):
+        ft.diff(base, other_shape())
