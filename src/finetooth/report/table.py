@@ -34,11 +34,13 @@ class Table:
             title_style="bold",
             caption_style="",
         )
+        longest_name = max((len(clean(row[0])) for row in self.rows), default=0)
         for column in self.columns:
-            # Where the screen is narrow, the first column (names) and numbers stay whole and the others give way.
-            whole = column in self.right or column == self.columns[0]
+            # Where the screen is narrow, names (the first column) and numbers stay whole as long as the rest can give way.
+            width = min(longest_name, 40) if column == self.columns[0] else None
             justify = "right" if column in self.right else "left"
-            table.add_column(Text(clean(column)), justify=justify, overflow="fold", no_wrap=whole)
+            numbers = column in self.right
+            table.add_column(Text(clean(column)), justify=justify, overflow="fold", min_width=width, no_wrap=numbers)
         for row in self.rows:
             table.add_row(*(Text(clean(cell)) for cell in row))
         return table
