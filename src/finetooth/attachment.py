@@ -19,6 +19,7 @@ from .hooks import hooked
 from .naming import weights_by_path
 from .part import Part
 from .reading import compose
+from .reading.rules import Rule, rule_for
 
 _TUNED = "_finetooth_tuned"
 Layers = Mapping[keras.Layer, frozenset[int]]  # every layer, outer ones first, with the ids of the weights inside it
@@ -53,10 +54,12 @@ def attached(
     parts: Collection[Part],
     themselves: Collection[keras.Variable],
     moving: Collection[keras.Variable],
-) -> Iterator[None]:
+    only_composed: bool,
+) -> Iterator[dict[Part, str]]:
     """While open, the model trains the parts and the variables that train `themselves`, and nothing else.
 
-    `moving` are the statistics that layers may update.
+    `moving` are the statistics that layers may update. Gives the names of the rules by which parts are read; a part
+    that has none is composed, and `only_composed` makes that all of them.
     """
     layers = {layer: frozenset(id(v) for v in layer.weights) for layer in keras_private.layers_of(model)}
     with ExitStack() as stack:
@@ -66,9 +69,10 @@ def attached(
         stack.enter_context(_listed(layers, parts))
         for part in parts:
             stack.enter_context(compose.composed(part))
-        stack.enter_context(_calls(layers, parts, themselves, moving))
+        rules = {} if only_composed else _rules(layers, parts)
+        stack.enter_context(_calls(layers, parts, [*themselves, *moving], rules))
         stack.enter_context(_training(model, layers))
-        yield
+        yield {part: rule.name for (_, part), rule in rules.items()}
 
 
 @contextmanager
@@ -168,35 +172,49 @@ def _hook_weight_lists(stack: ExitStack, layer: keras.Layer, owned: list[Part], 
     stack.enter_context(hooked(layer, "load_own_variables", loading))
 
 
+def _rules(layers: Layers, parts: Collection[Part]) -> dict[tuple[keras.Layer, Part], Rule]:
+    """How layers read the parts of their own variables, one rule for each layer at most."""
+    rules = {}
+    for layer in layers:
+        own = {id(v) for v in keras_private.own_variables(layer)}
+        for part in parts:
+            rule = rule_for(layer, part) if id(part.base) in own else None
+            if rule is not None:
+                rules[layer, part] = rule
+    return rules
+
+
 @contextmanager
 def _calls(
     layers: Layers,
     parts: Collection[Part],
-    themselves: Collection[keras.Variable],
-    moving: Collection[keras.Variable],
+    free: Collection[keras.Variable],
+    rules: Mapping[tuple[keras.Layer, Part], Rule],
 ) -> Iterator[None]:
-    """Around each call: compose once, and drop what a layer assigns to weights that must not move."""
-    free = {id(v) for v in (*(part.base for part in parts), *themselves, *moving)}
+    """Around each call: read by rule or compose once, and drop what a layer assigns to weights that must not move."""
+    may_move = {id(v) for v in (*(part.base for part in parts), *free)}
+    ruled = {part for _, part in rules}
     with ExitStack() as stack:
         guarded: dict[int, keras.Variable] = {}
         for layer, inside in layers.items():
             statistics = statistics_of(layer)
             if statistics:
-                guarded |= {id(v): v for v in layer.weights if id(v) in inside and id(v) not in free}
+                guarded |= {id(v): v for v in layer.weights if id(v) in inside and id(v) not in may_move}
+            rule = next((rule for (reader, _), rule in rules.items() if reader is layer), None)
             # A model composes nothing itself: that would keep all of its merged weights alive at once.
-            composing = [] if isinstance(layer, keras.Model) else parts
+            composing = [] if isinstance(layer, keras.Model) else [part for part in parts if part not in ruled]
             variables = [part.base for part in composing if id(part.base) in inside]
-            if variables or statistics:
-                stack.enter_context(hooked(layer, "call", _composing(layer, variables)))
+            if variables or statistics or rule:
+                stack.enter_context(hooked(layer, "call", _reading(layer, variables, rule)))
         for variable in guarded.values():
             stack.enter_context(compose.frozen(variable))
         yield
 
 
-def _composing(layer: keras.Layer, variables: list[keras.Variable]) -> Callable[..., Any]:
+def _reading(layer: keras.Layer, variables: list[keras.Variable], rule: Rule | None) -> Callable[..., Any]:
     def call(original: Any, *args: Any, **kwargs: Any) -> Any:
         with compose.layer_call(variables), backend.foreign_reads(layer):
-            return original(*args, **kwargs)
+            return rule.call(args[0] if args else kwargs["inputs"]) if rule else original(*args, **kwargs)
 
     return call
 

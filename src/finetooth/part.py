@@ -18,7 +18,7 @@ class Place:
 
     def __init__(self, region: Region):
         self._points = None
-        self._axes: list[tuple[int, Any]] = []
+        self.axes: list[tuple[int, Any]] = []
         if isinstance(region, Points):
             self._points = backend.coordinates(region.coordinates())
         elif isinstance(region, Grid):
@@ -27,13 +27,13 @@ class Place:
                     continue
                 contiguous = isinstance(chosen, range) and chosen.step == 1
                 where = chosen if contiguous else backend.index(np.asarray(chosen), length)
-                self._axes.append((axis, where))
+                self.axes.append((axis, where))
 
     def gather(self, value: Any) -> Any:
         """The region's elements, in compact shape."""
         if self._points is not None:
             return backend.take_points(value, self._points)
-        for axis, where in self._axes:
+        for axis, where in self.axes:
             value = backend.take(value, axis, where)
         return value
 
@@ -42,7 +42,7 @@ class Place:
         value = keras.ops.stop_gradient(value)
         if self._points is not None:
             return backend.put_points(value, self._points, compact)
-        return self._put(value, self._axes, compact)
+        return self._put(value, self.axes, compact)
 
     def _put(self, value: Any, axes: list[tuple[int, Any]], compact: Any) -> Any:
         if not axes:

@@ -23,7 +23,13 @@ from .selection import Selection
 from .verification import Snapshot, Verification
 
 
-def tune(model: keras.Model, selection: Any, *, statistics: Literal["frozen", "update"] = "frozen") -> Tuning:
+def tune(
+    model: keras.Model,
+    selection: Any,
+    *,
+    statistics: Literal["frozen", "update"] = "frozen",
+    reading: Literal["auto", "composed"] = "auto",
+) -> Tuning:
     """Train exactly the selected elements of a model, with stock `compile` and `fit`.
 
     Returns a `Tuning`, which is also a context manager: leaving the block finishes it. Until then the model's
@@ -35,6 +41,8 @@ def tune(model: keras.Model, selection: Any, *, statistics: Literal["frozen", "u
         selection: A `Selection`, or anything `select` takes.
         statistics: `"frozen"` keeps the statistics of normalisation layers, which then normalise with them as they do
             at inference. `"update"` lets those of layers with selected weights move.
+        reading: `"auto"` lets layers whose backward can cost what the part does read it so (`print(tuning)` says
+            which). `"composed"` makes all of them read the merged tensor, which gives the same results; for debugging.
 
     >>> import keras, finetooth as ft
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="a"), keras.layers.Dense(1, name="b")])
@@ -48,11 +56,13 @@ def tune(model: keras.Model, selection: Any, *, statistics: Literal["frozen", "u
         raise TuningError(f"`tune` takes a keras.Model; received {model!r} of type {type(model).__name__}.")
     if statistics not in ("frozen", "update"):
         raise TuningError(f'`statistics` is "frozen" or "update"; received {statistics!r}.')
+    if reading not in ("auto", "composed"):
+        raise TuningError(f'`reading` is "auto" or "composed"; received {reading!r}.')
     if is_attached(model):
         raise TuningError(
             f"{model.name!r}, or a layer of it, is being tuned already. Call finish() or revert() on that tuning first."
         )
-    return Tuning(model, select(model, selection), statistics)
+    return Tuning(model, select(model, selection), statistics, reading)
 
 
 class Tuning:
@@ -68,7 +78,7 @@ class Tuning:
     2
     """
 
-    def __init__(self, model: keras.Model, selection: Selection, statistics: str):
+    def __init__(self, model: keras.Model, selection: Selection, statistics: str, reading: str):
         self.model = model
         self.selection = selection
         weights = selectable(model)
@@ -85,7 +95,8 @@ class Tuning:
             }
         themselves = [v for path, v in self._selected.items() if path not in self._parts]
         with ExitStack() as stack:
-            stack.enter_context(attached(model, self._parts.values(), themselves, self._moving.values()))
+            context = attached(model, self._parts.values(), themselves, self._moving.values(), reading == "composed")
+            self._rules = stack.enter_context(context)
             self._attached = stack.pop_all()
 
     @property
@@ -155,7 +166,7 @@ class Tuning:
             trained_as = keras.backend.standardize_dtype(part.variable.dtype) if part else dtype
             shown = dtype if trained_as == dtype else f"{dtype} as {trained_as}"
             of_variable = share(region.size, weights[path].size)
-            rows.append((path, region.text(), f"{region.size:,}", of_variable, shown, "dense" if part else "own"))
+            rows.append((path, region.text(), f"{region.size:,}", of_variable, shown, self._gradient(path)))
         return Table(
             title=f"Tuning {self.model.name!r}" + ("" if self.active else " (finished)"),
             columns=("variable", "trains", "elements", "of it", "dtype", "gradient"),
@@ -164,12 +175,16 @@ class Tuning:
             caption=self._caption(),
         )
 
+    def _gradient(self, path: str) -> str:
+        """How the gradient of a selected variable is computed."""
+        return self._rules.get(self._parts[path], "dense") if path in self._parts else "own"
+
     def _caption(self) -> Sequence[str]:
         selection = self.selection
         return (
             f"trains {selection.size:,} of {selection.total:,} elements ({share(selection.size, selection.total)}); "
             f"{size(4 * selection.size)} for each optimizer slot, such as a momentum",
-            "gradient: own, as in plain Keras; dense, computed for the whole variable and then gathered",
+            "gradient: own, as in plain Keras; slice or rows, of the part alone; dense, of all of it, then gathered",
             f"statistics that move: {', '.join(self._moving) or 'none'}",
         )
 

@@ -33,6 +33,15 @@ class Backend(Protocol):
     def put_points(self, value: Tensor, coordinates: Any, part: Tensor) -> Tensor:
         """`value` with the elements at the points replaced; the gradient for `part` is `take_points` of its."""
 
+    def contract(self, contraction: Any, x: Tensor, kernel: Tensor, part: Tensor) -> Tensor:
+        """`contraction.forward(x, kernel)`, with its gradients for x and for the part; none for the kernel."""
+
+    def look_up(self, rows: Any, tokens: Tensor, table: Tensor, part: Tensor) -> Tensor:
+        """The table's rows for the tokens, the part's where a row is selected, with a gradient for the part alone."""
+
+    def write_live(self, part: Any) -> bool:
+        """Where the base variable can be written in place for free, write the part into it; else do nothing."""
+
     def creation_scope(self, model: keras.Model) -> AbstractContextManager[Any]:
         """Where variables that belong to the model must be created."""
 

@@ -86,6 +86,47 @@ def _put_points_backward(coordinates: tuple[jax.Array, ...], upstream: jax.Array
 put_points.defvjp(_put_points_forward, _put_points_backward)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def contract(contraction: Any, x: jax.Array, kernel: jax.Array, part: jax.Array) -> jax.Array:
+    return contraction.forward(x, kernel)
+
+
+def _contract_forward(contraction: Any, x: jax.Array, kernel: jax.Array, part: jax.Array) -> Any:
+    return contraction.forward(x, kernel), (contraction.keep(x), kernel)
+
+
+def _contract_backward(contraction: Any, saved: Any, dy: jax.Array) -> Any:
+    kept, kernel = saved
+    return contraction.gradient_x(dy, kernel), None, contraction.gradient_part(kept, dy)
+
+
+contract.defvjp(_contract_forward, _contract_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def look_up(rows: Any, tokens: jax.Array, table: jax.Array, part: jax.Array) -> jax.Array:
+    slots = rows.slots(tokens)
+    own = jnp.take(part, jnp.maximum(slots, 0), axis=0)
+    return jnp.where(slots[..., None] >= 0, own, keras.ops.take(table, tokens, axis=0))
+
+
+def _look_up_forward(rows: Any, tokens: jax.Array, table: jax.Array, part: jax.Array) -> Any:
+    return look_up(rows, tokens, table, part), rows.slots(tokens)
+
+
+def _look_up_backward(rows: Any, slots: jax.Array, dy: jax.Array) -> Any:
+    # A slot out of bounds, the token of a frozen row, is left out of the sum; -1 would be the last row.
+    slots = jnp.where(slots < 0, rows.count, slots)
+    return None, None, jnp.zeros((rows.count, dy.shape[-1]), dy.dtype).at[slots].add(dy, mode="drop")
+
+
+look_up.defvjp(_look_up_forward, _look_up_backward)
+
+
+def write_live(part: Any) -> bool:
+    return False  # an array cannot be written; the compiler may do so, where the merged one replaces it
+
+
 def creation_scope(model: keras.Model) -> AbstractContextManager[Any]:
     return nullcontext()
 

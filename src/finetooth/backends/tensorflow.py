@@ -66,6 +66,35 @@ def put_points(value: Any, coordinates: tf.Tensor, part: tf.Tensor) -> tf.Tensor
     return put_elements(part)
 
 
+def contract(contraction: Any, x: tf.Tensor, kernel: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
+    @tf.custom_gradient
+    def run(x: tf.Tensor, part: tf.Tensor) -> Any:
+        kept = contraction.keep(x)
+
+        def gradient(dy: tf.Tensor) -> Any:
+            return contraction.gradient_x(dy, kernel), contraction.gradient_part(kept, dy)
+
+        return contraction.forward(x, kernel), gradient
+
+    return run(x, part)
+
+
+def look_up(rows: Any, tokens: tf.Tensor, table: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
+    @tf.custom_gradient
+    def run(part: tf.Tensor) -> Any:
+        slots = rows.slots(tokens)
+        own = tf.gather(part, tf.maximum(slots, 0))
+        merged = tf.where(slots[..., None] >= 0, own, keras.ops.take(table, tokens, axis=0))
+        # Negative segments, the tokens of frozen rows, are left out of the sum.
+        return merged, lambda dy: tf.math.unsorted_segment_sum(tf.convert_to_tensor(dy), slots, rows.count)
+
+    return run(part)
+
+
+def write_live(part: Any) -> bool:
+    return False  # a write into a part of a variable makes TensorFlow copy all of it, then or at the next read
+
+
 def creation_scope(model: keras.Model) -> AbstractContextManager[Any]:
     return model.distribute_strategy.scope()
 

@@ -42,6 +42,68 @@ def put_points(value: torch.Tensor, coordinates: tuple[torch.Tensor, ...], part:
     return value if value.is_meta else value.index_put(coordinates, part)
 
 
+class _Contract(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, contraction: Any, x: torch.Tensor, kernel: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        ctx.contraction = contraction
+        ctx.save_for_backward(contraction.keep(x) if ctx.needs_input_grad[3] else None, kernel)
+        return contraction.forward(x, kernel)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        kept, kernel = ctx.saved_tensors
+        for_x = ctx.contraction.gradient_x(dy, kernel) if ctx.needs_input_grad[1] else None
+        for_part = ctx.contraction.gradient_part(kept, dy) if ctx.needs_input_grad[3] else None
+        return None, for_x, None, for_part
+
+
+def contract(contraction: Any, x: torch.Tensor, kernel: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    return _Contract.apply(contraction, x, kernel, part)
+
+
+class _LookUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Any, tokens: torch.Tensor, table: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        slots = rows.slots(tokens)
+        ctx.count = rows.count
+        ctx.save_for_backward(slots)
+        own = part[slots.clamp(min=0)]
+        return torch.where(slots.unsqueeze(-1) >= 0, own, keras.ops.take(table, tokens, axis=0))
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        (slots,) = ctx.saved_tensors
+        selected = slots >= 0
+        summed = torch.zeros((ctx.count, dy.shape[-1]), dtype=dy.dtype, device=dy.device)
+        return None, None, None, summed.index_add_(0, slots[selected], dy[selected])
+
+
+def look_up(rows: Any, tokens: torch.Tensor, table: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    return _LookUp.apply(rows, tokens, table, part)
+
+
+def write_live(part: Any) -> bool:
+    """The base is written when the part has changed since, so that a second read in the same step changes nothing."""
+    value, base = keras_private.raw_value(part.variable), keras_private.raw_value(part.base)
+    indexed = [axis for axis, where in part.place.axes if not isinstance(where, range)]
+    if len(indexed) > 1 or torch.compiler.is_compiling():
+        return False
+    if base.__dict__.get("_finetooth_written") == (id(value), value._version):
+        return True
+    with torch.no_grad():
+        target = base
+        for axis, where in part.place.axes:
+            if isinstance(where, range):
+                target = target.narrow(axis, where.start, len(where))
+        for axis, where in part.place.axes:
+            if not isinstance(where, range):
+                target.index_copy_(axis, where, value.to(base.dtype))
+        if not indexed:
+            target.copy_(value)
+    base.__dict__["_finetooth_written"] = (id(value), value._version)
+    return True
+
+
 def creation_scope(model: keras.Model) -> AbstractContextManager[Any]:
     return nullcontext()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import keras
 
-from ..backends import keras_private
+from ..backends import backend, keras_private
 from ..part import Part
 
 _PART = "_finetooth_composed_with"
@@ -77,6 +77,19 @@ def _plain(variable: Any) -> Iterator[None]:
         yield
     finally:
         variable.__class__ = kind
+
+
+def base_value(variable: keras.Variable) -> Any:
+    """What the variable holds without its part: right outside of the region only."""
+    with _plain(variable):
+        return keras.ops.stop_gradient(keras.ops.convert_to_tensor(variable.value))
+
+
+def merged_without_gradient(part: Part) -> Any:
+    """The merged tensor, for a reader that computes the part's gradient itself."""
+    if backend.write_live(part):
+        return base_value(part.base)
+    return keras.ops.stop_gradient(part.base.value)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import io
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -34,13 +35,10 @@ class Table:
             title_style="bold",
             caption_style="",
         )
-        longest_name = max((len(clean(row[0])) for row in self.rows), default=0)
         for column in self.columns:
-            # Where the screen is narrow, names (the first column) and numbers stay whole as long as the rest can give way.
-            width = min(longest_name, 40) if column == self.columns[0] else None
-            justify = "right" if column in self.right else "left"
-            numbers = column in self.right
-            table.add_column(Text(clean(column)), justify=justify, overflow="fold", min_width=width, no_wrap=numbers)
+            numbers = column in self.right  # which stay on one line however narrow the screen
+            justify: Literal["left", "right"] = "right" if numbers else "left"
+            table.add_column(Text(clean(column)), justify=justify, overflow="fold", no_wrap=numbers)
         for row in self.rows:
             table.add_row(*(Text(clean(cell)) for cell in row))
         return table

@@ -1,0 +1,191 @@
+"""Reading rules give what the composed read gives, which gives what plain Keras gives; only their cost differs."""
+
+import keras
+import numpy as np
+import pytest
+from helpers import moved_outside, values
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import finetooth as ft
+from finetooth.indexing import at
+from finetooth.reading.rules import rule_for
+
+L = keras.layers
+
+
+def dense(dtype="float32"):
+    return (4,), lambda x: L.Dense(6, "tanh", name="layer", dtype=dtype)(x), "kernel"
+
+
+def dense_over_time(dtype="float32"):
+    return (3, 4), lambda x: L.Dense(6, "tanh", name="layer", dtype=dtype)(x), "kernel"
+
+
+def projection(dtype="float32"):
+    layer = L.EinsumDense("abc,cde->abde", (3, 2, 5), bias_axes="de", name="layer", dtype=dtype)
+    return (3, 4), layer, "kernel"
+
+
+def back_projection(dtype="float32"):
+    layer = L.EinsumDense("...de,dec->...c", 6, bias_axes="c", name="layer", dtype=dtype)
+    return (3, 2, 4), layer, "kernel"
+
+
+def per_position(dtype="float32"):
+    return (3, 4), L.EinsumDense("abc,bcd->abd", (3, 5), name="layer", dtype=dtype), "kernel"
+
+
+def table(dtype="float32"):
+    layer = L.Embedding(7, 4, name="layer", dtype=dtype)
+    return (5,), lambda x: layer(keras.ops.cast(x * 7, "int32")), "embeddings"
+
+
+KINDS = {f.__name__: f for f in (dense, dense_over_time, projection, back_projection, per_position, table)}
+
+
+def model_of(kind, dtype="float32"):
+    keras.backend.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+    shape, layer, _ = KINDS[kind](dtype)
+    inputs = keras.Input(shape)
+    x = L.Flatten()(layer(inputs + 0.1))
+    return keras.Model(inputs, L.Dense(2, name="head", dtype=dtype)(x))
+
+
+def train(kind, index, dtype="float32", reading="auto", steps=2):
+    model = model_of(kind, dtype)
+    before = values(model)
+    rng = np.random.default_rng(0)
+    x, y = rng.uniform(0, 0.8, (6, *KINDS[kind](dtype)[0])), rng.normal(size=(6, 2))
+    other = "layer/bias[0]" if kind == "dense" else "head/bias"
+    part = ft.select(model, (f"layer/{KINDS[kind](dtype)[2]}", index), other)
+    with ft.tune(model, part, reading=reading) as tuning:
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse")
+        for _ in range(steps):
+            model.train_on_batch(x, y)
+        gradients = {row[0]: row[-1] for row in tuning.table().rows}
+    after = values(model)
+    assert moved_outside(before, after, tuning.selection) == {}
+    return before, after, gradients
+
+
+@st.composite
+def grids(draw, shape, whole_rows):
+    entries = []
+    for axis, n in enumerate(shape):
+        if whole_rows and axis:
+            entries.append(slice(None))
+        elif draw(st.booleans()):
+            entries.append(sorted(draw(st.sets(st.integers(0, n - 1), min_size=1))))
+        else:
+            start = draw(st.integers(0, n - 1))
+            entries.append(slice(start, draw(st.integers(start + 1, n)), draw(st.integers(1, 2))))
+    return tuple(entries)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=5, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_a_rule_equals_the_composed_read_for_any_grid(kind, data):
+    name = KINDS[kind]()[2]
+    shape = tuple(values(model_of(kind))[f"layer/{name}"].shape)
+    index = data.draw(grids(shape, whole_rows=kind == "table"))
+    before, by_rule, gradients = train(kind, index)
+    _, composed, dense_gradients = train(kind, index, reading="composed")
+    whole = at(shape, index).size == int(np.prod(shape))
+    assert gradients[f"layer/{name}"] == ("own" if whole else "rows" if kind == "table" else "slice")
+    assert dense_gradients[f"layer/{name}"] == ("own" if whole else "dense")
+    for path in by_rule:
+        np.testing.assert_allclose(by_rule[path], composed[path], rtol=1e-5, atol=1e-6, err_msg=path)
+    assert (by_rule[f"layer/{name}"] != before[f"layer/{name}"]).any() or kind == "table"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "mixed_bfloat16", "float16"])
+@pytest.mark.parametrize("kind", ["dense", "projection", "table"])
+def test_rules_in_low_precision(kind, dtype):
+    index = np.s_[1:3]
+    before, by_rule, _ = train(kind, index, dtype)
+    _, composed, _ = train(kind, index, dtype, reading="composed")
+    for path in by_rule:
+        a, b, start = (np.asarray(v[path], np.float32) for v in (by_rule, composed, before))
+        np.testing.assert_allclose(a - start, b - start, rtol=0.1, atol=4e-3, err_msg=path)
+
+
+def test_single_elements_and_unknown_layers_are_composed():
+    class MyDense(L.Dense):
+        """May read its kernel in any way."""
+
+    inputs = keras.Input((4,))
+    x = MyDense(4, name="mine")(L.Dense(4, name="stock")(inputs))
+    model = keras.Model(inputs, L.Conv1D(2, 1, name="conv")(L.Reshape((4, 1))(x)))
+    mask = np.eye(4, dtype=bool)
+    part = ft.select(model, "mine/kernel[0]", ("stock/kernel", mask), "conv/kernel[..., 0]", "stock/bias[1]")
+    with ft.tune(model, part) as tuning:
+        assert {row[-1] for row in tuning.table().rows} == {"dense"}
+
+
+def test_attention_heads_are_read_by_rule():
+    inputs = keras.Input((5, 8))
+    layer = L.MultiHeadAttention(4, 2, name="attention")
+    model = keras.Model(inputs, layer(inputs, inputs))
+    with ft.tune(model, ft.heads(layer, [1, 3])) as tuning:
+        gradients = {row[0]: row[-1] for row in tuning.table().rows}
+    kernels = [path for path in gradients if path.endswith("kernel")]
+    assert len(kernels) == 4 and {gradients[path] for path in kernels} == {"slice"}
+
+
+def test_a_table_that_another_layer_reads_too_is_right_in_both():
+    """The rule serves the look-up; the head reads the same variable, composed, and both gradients add up."""
+
+    class Head(L.Layer):
+        def __init__(self, table, **kwargs):
+            super().__init__(**kwargs)
+            self.table = table
+
+        def call(self, x):
+            return keras.ops.matmul(x, keras.ops.transpose(self.table.embeddings))
+
+    results = []
+    for reading in (None, "auto", "composed"):
+        keras.backend.clear_session(free_memory=False)
+        keras.utils.set_random_seed(0)
+        words = keras.Input((4,), dtype="int32")
+        embedding = L.Embedding(7, 3, name="table")
+        model = keras.Model(words, Head(embedding, name="head")(embedding(words)))
+        tuning = ft.tune(model, "**/embeddings[2:5]", reading=reading) if reading else None
+        model.compile(keras.optimizers.SGD(1.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        tokens = np.array([[2, 2, 3, 0], [4, 6, 2, 1]])
+        model.train_on_batch(tokens, np.roll(tokens, 1, axis=1))
+        if tuning:
+            tuning.finish()
+            assert tuning.verify()
+        results.append(model.get_layer("table").get_weights()[0][2:5])
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(results[2], results[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_shared_layer_reads_its_part_twice():
+    results = []
+    for reading in ("auto", "composed"):
+        keras.backend.clear_session(free_memory=False)
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((4,))
+        layer = L.Dense(4, "tanh", name="twice")
+        model = keras.Model(inputs, layer(layer(inputs)))
+        with ft.tune(model, "twice/kernel[1:3]", reading=reading):
+            model.compile(keras.optimizers.Adam(0.1), "mse")
+            rng = np.random.default_rng(0)
+            model.fit(rng.normal(size=(12, 4)), rng.normal(size=(12, 4)), batch_size=4, shuffle=False, verbose=0)
+        results.append(values(model)["twice/kernel"])
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-5, atol=1e-6)
+
+
+def test_rules_only_serve_what_they_know():
+    model = model_of("dense")
+    layer = model.get_layer("layer")
+    with ft.tune(model, "layer/*[0]") as tuning:
+        kernel, bias = (tuning._parts[f"layer/{name}"] for name in ("kernel", "bias"))
+        assert rule_for(layer, kernel).name == "slice"
+        assert rule_for(layer, bias) is None
+        assert rule_for(model.get_layer("head"), kernel) is None
