@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-long lint clean
+.PHONY: demo test test-long lint bench clean
 
 demo: $(VENV)/demo.stamp
 	KERAS_BACKEND=tensorflow TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/finetooth demo
@@ -13,6 +13,10 @@ test: lint
 
 test-long: $(VENV)/test.stamp
 	$(BIN)/python tests/run.py --long
+
+# BENCH=quick for fewer rounds.
+bench: $(VENV)/test.stamp
+	$(BIN)/python benchmarks/bench.py $(if $(filter quick,$(BENCH)),--quick)
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .

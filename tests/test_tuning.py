@@ -1,6 +1,8 @@
 """tune, finish, revert: any model, stock Keras around it, and no trace afterwards."""
 
 import gc
+import subprocess
+import sys
 import weakref
 
 import keras
@@ -389,6 +391,31 @@ def test_a_tuned_model_can_be_freed():
     del tuning
     gc.collect()
     assert part() is None
+
+
+def test_a_tuning_that_nobody_holds_goes_on():
+    """Without a name for what `tune` returns, the model must not fall back to training everything."""
+    x, y = data((5,), (3,))
+    model = dense_model()
+    before = values(model)
+    ft.tune(model, "in/kernel[0]")
+    gc.collect()
+    model.compile("adam", "mse")
+    model.fit(x, y, verbose=0)
+    selection = ft.select(model, "in/kernel[0]")
+    assert moved_outside(before, values(model), selection) == {}
+    assert moved_inside(before, values(model), selection) == {"in/kernel": 6}
+
+
+def test_python_ends_quietly_while_a_model_is_being_tuned():
+    program = """
+import keras, finetooth as ft
+model = keras.Sequential([keras.Input((5,)), keras.layers.BatchNormalization(), keras.layers.Dense(3, name="d")])
+ft.tune(model, "d/kernel[0]")
+print(len(model.trainable_variables))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "1" and "Exception" not in done.stderr and "Traceback" not in done.stderr
 
 
 def test_tuning_twice_in_a_row_and_a_copy():

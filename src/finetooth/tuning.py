@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+import atexit
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Literal
 
@@ -21,6 +23,9 @@ from .report.table import Table, share, size
 from .selecting import select
 from .selection import Selection
 from .verification import Snapshot, Verification
+
+_KEPT = "_finetooth_tuning"
+_active: weakref.WeakSet[Tuning] = weakref.WeakSet()
 
 
 def tune(
@@ -95,6 +100,7 @@ class Tuning:
             }
         themselves = [v for path, v in self._selected.items() if path not in self._parts]
         with ExitStack() as stack:
+            stack.enter_context(_kept_with(model, self))
             context = attached(model, self._parts.values(), themselves, self._moving.values(), reading == "composed")
             self._rules = stack.enter_context(context)
             self._attached = stack.pop_all()
@@ -214,3 +220,22 @@ class Tuning:
 def _trains_itself(variable: keras.Variable, region: Region) -> bool:
     """A whole variable of full precision needs no part: it trains as it does in plain Keras."""
     return isinstance(region, Whole) and keras.backend.standardize_dtype(variable.dtype) in FULL_PRECISION
+
+
+@contextmanager
+def _kept_with(model: keras.Model, tuning: Tuning) -> Iterator[None]:
+    """The model keeps its tuning: one that nobody holds on to must not end by itself."""
+    model.__dict__[_KEPT] = tuning
+    _active.add(tuning)
+    try:
+        yield
+    finally:
+        _active.discard(tuning)
+        del model.__dict__[_KEPT]
+
+
+@atexit.register
+def _detach_all() -> None:
+    """What is still being tuned when Python ends is let go of while that is possible in good order."""
+    for tuning in list(_active):
+        tuning._attached.close()
