@@ -139,3 +139,12 @@ def test_diff_finds_exactly_what_differs():
         ft.diff(base, other_name())
     with pytest.raises(ft.PatchError, match="float32"):
         ft.diff(base, other_shape())
+
+
+def test_a_model_that_is_being_tuned_takes_no_patch():
+    base, _, patch = trained()
+    before = values(base)
+    with ft.tune(base, "in/kernel[0]"):
+        with pytest.raises(ft.PatchError, match="being tuned"):
+            patch.apply(base)
+    assert same(before, values(base))

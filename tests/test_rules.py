@@ -189,3 +189,71 @@ def test_rules_only_serve_what_they_know():
         assert rule_for(layer, kernel).name == "slice"
         assert rule_for(layer, bias) is None
         assert rule_for(model.get_layer("head"), kernel) is None
+
+
+def penalty(reading):
+    """The gradient for the part of a gradient penalty: a second derivative of the model, in each backend's own way."""
+    keras.backend.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), L.Dense(5, "tanh", name="a"), L.Dense(2, name="h")])
+    x = np.random.default_rng(0).normal(size=(3, 4)).astype("float32")
+    with ft.tune(model, "a/kernel[:2]", reading=reading):
+        (part,) = model.trainable_variables
+        if keras.backend.backend() == "torch":
+            import torch
+
+            given = torch.tensor(x, requires_grad=True)
+            (slope,) = torch.autograd.grad(model(given).sum(), given, create_graph=True)
+            (slope**2).sum().backward()
+            return keras.ops.convert_to_numpy(part.value.grad)
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
+
+            given = tf.constant(x)
+            with tf.GradientTape() as outer:
+                with tf.GradientTape() as inner:
+                    inner.watch(given)
+                    total = tf.reduce_sum(model(given))
+                loss = tf.reduce_sum(inner.gradient(total, given) ** 2)
+            return outer.gradient(loss, part.value).numpy()
+        import jax
+
+        frozen = [v.value for v in model.non_trainable_variables]
+
+        def squared_slope(value):
+            slope = jax.grad(lambda given: model.stateless_call([value], frozen, given)[0].sum())(x)
+            return (slope**2).sum()
+
+        return np.asarray(jax.grad(squared_slope)(part.value))
+
+
+def test_second_derivatives_are_right_or_refused():
+    expected = penalty("composed")
+    assert np.abs(expected).max() > 0.1
+    if keras.backend.backend() == "torch":
+        with pytest.raises(ft.TuningError, match="composed"):
+            penalty("auto")
+    else:
+        np.testing.assert_allclose(penalty("auto"), expected, rtol=1e-4, atol=1e-5)
+
+
+if keras.backend.backend() == "torch":
+
+    def test_a_fused_optimizer_of_torch_is_seen():
+        """Its writes do not count as changes of a tensor, so nothing may rely on those being counted."""
+        import torch
+
+        results = []
+        for reading in ("auto", "composed"):
+            model = model_of("dense")
+            x, y = torch.ones((6, 4)), torch.ones((6, 2))
+            with ft.tune(model, "layer/kernel[[0, 2], 1:3]", reading=reading):
+                optimizer = torch.optim.AdamW([v.value for v in model.trainable_variables], lr=0.1, fused=True)
+                for _ in range(3):
+                    optimizer.zero_grad()
+                    ((model(x) - y) ** 2).mean().backward()
+                    optimizer.step()
+                inside = model.predict(x, verbose=0)
+            np.testing.assert_allclose(model.predict(x, verbose=0), inside, rtol=1e-5, atol=1e-6)
+            results.append(values(model)["layer/kernel"])
+        np.testing.assert_allclose(results[0], results[1], rtol=1e-5, atol=1e-6)

@@ -255,3 +255,86 @@ def test_train_on_batch_equals_fit():
         results.append(values(model))
     for path in results[0]:
         np.testing.assert_allclose(results[0][path], results[1][path], rtol=1e-6, atol=1e-7)
+
+
+def test_a_model_saved_after_finish_loads(tmp_path):
+    """The optimizer that is left over holds the state of parts, which no plain model could load."""
+    model = keras.Sequential([keras.Input((4,)), L.Dense(2, name="a")])
+    with ft.tune(model, ft.select(model, "a/kernel[:1]", "a/bias")):
+        model.compile("adam", "mse")
+        model.fit(np.ones((4, 4)), np.ones((4, 2)), verbose=0)
+    model.save(tmp_path / "m.keras")
+    with pytest.warns(UserWarning, match="Skipping variable loading for optimizer"):
+        loaded = keras.saving.load_model(tmp_path / "m.keras")
+    assert ft.diff(model, loaded).size == 0
+
+
+def test_formats_that_cannot_hold_a_tuned_model_are_refused(tmp_path):
+    model = network()
+    with ft.tune(model, PART):
+        with pytest.raises(ft.TuningError, match="finish"):
+            model.save(tmp_path / "m.h5")
+        with pytest.raises(ft.TuningError, match="finish"):
+            model.export(tmp_path / "exported")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_models_that_share_layers_are_traced_anew():
+    """A feature extractor that has run before sees the merged weights, and the old ones again after revert."""
+    inputs = keras.Input((4,))
+    features = L.Dense(3, name="a")(inputs)
+    whole, extractor = keras.Model(inputs, L.Dense(2, name="h")(features)), keras.Model(inputs, features)
+    x = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+    before = extractor.predict(x, verbose=0)
+    tuning = ft.tune(whole, "a/kernel[:1]")
+    whole.compile(keras.optimizers.SGD(0.5), "mse")
+    whole.fit(x, np.ones((8, 2)), verbose=0)
+    during = extractor.predict(x, verbose=0)
+    np.testing.assert_allclose(during, keras.ops.convert_to_numpy(extractor(x)), rtol=1e-6)
+    assert not np.allclose(during, before)
+    tuning.revert()
+    np.testing.assert_allclose(extractor.predict(x, verbose=0), before, rtol=1e-6)
+
+
+def test_an_outer_model_trained_before_cannot_move_what_is_frozen():
+    inner = keras.Sequential([keras.Input((4,)), L.Dense(3, name="a")], name="inner")
+    outer = keras.Sequential([keras.Input((4,)), inner, L.Dense(2, name="h")])
+    x, y = np.ones((8, 4)), np.ones((8, 2))
+    outer.compile(keras.optimizers.SGD(0.1), "mse")
+    outer.fit(x, y, verbose=0)
+    with ft.tune(inner, "a/kernel[:1]") as tuning:
+        if keras.backend.backend() != "jax":  # whose trainer loses the weights of a model it refuses to train
+            with pytest.raises(ValueError):
+                outer.fit(x, y, verbose=0)
+        outer.compile(keras.optimizers.SGD(0.1), "mse")
+        outer.fit(x, y, verbose=0)
+        assert tuning.verify() and tuning.patch["a/kernel"].moved == 3
+
+
+@pytest.mark.parametrize("reading", ["auto", "composed"])
+def test_rematerialised_layers_train(reading):
+    """TensorFlow is left out: Keras cannot train such a model there, tuned or not."""
+    if keras.backend.backend() == "tensorflow":
+        return
+    with keras.RematScope("full"):
+        model = keras.Sequential([keras.Input((4,)), L.Dense(3, "tanh", name="d"), L.Dense(2)])
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(16, 4)).astype("float32")
+    with ft.tune(model, "d/kernel[:, 1:2]", reading=reading) as tuning:
+        model(x)
+        model.compile("adam", "mse")
+        model.fit(x, rng.normal(size=(16, 2)), verbose=0)
+        inside = model.predict(x, verbose=0)
+    assert tuning.patch["d/kernel"].moved == 4
+    np.testing.assert_allclose(model.predict(x, verbose=0), inside, rtol=1e-5, atol=1e-6)
+
+
+def test_stateless_call_uses_the_values_it_is_given():
+    model = keras.Sequential([keras.Input((4,)), L.Dense(3, name="a")])
+    x = np.ones((2, 4), "float32")
+    with ft.tune(model, "a/kernel[:1]"):
+        frozen = [v.value for v in model.non_trainable_variables]
+        outputs, _ = model.stateless_call([v.value * 0 for v in model.trainable_variables], frozen, x)
+    kernel = np.array(values(model)["a/kernel"])
+    kernel[:1] = 0
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(outputs), x @ kernel, rtol=1e-5, atol=1e-6)

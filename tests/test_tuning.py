@@ -233,6 +233,25 @@ def test_updated_statistics_are_those_of_trained_layers_only():
     assert "bn/moving_mean" in str(tuning)
 
 
+def test_moved_statistics_are_in_the_patch_and_are_reverted():
+    x, y = data((5,), (3,))
+    model = with_norm()
+    copy = copy_of(model)
+    before = values(model)
+    with ft.tune(model, "bn/gamma[:2]", statistics="update") as tuning:
+        model.compile("adam", "mse")
+        model.fit(5 * x + 3, y, verbose=0)
+    tuning.patch.apply(copy)
+    assert ft.diff(model, copy).size == 0
+    tuning.revert()
+    assert all((before[path] == value).all() for path, value in values(model).items())
+    again = ft.tune(model, "bn/gamma[:2]", statistics="update")
+    model.compile("adam", "mse")
+    model.fit(5 * x + 3, y, verbose=0)
+    again.revert()
+    assert all((before[path] == value).all() for path, value in values(model).items())
+
+
 def test_a_custom_layer_cannot_move_its_own_frozen_statistics():
     class Counting(L.Layer):
         def build(self, shape):
@@ -474,6 +493,20 @@ def test_reading_anything_while_tuned_sees_the_merged_weights():
     for a, b in zip(merged, (after["in/kernel"], after["in/kernel"], after["in/kernel"][1:3])):
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(a), b)
     np.testing.assert_array_equal(patch["in/kernel"].new, tuning.patch["in/kernel"].new)
+
+
+def test_a_patch_taken_during_training_does_not_change_afterwards():
+    x, y = data((5,), (3,))
+    model = dense_model()
+    with ft.tune(model, ft.select(model, "in/kernel[:, 1:3]", "out/*")) as tuning:
+        model.compile("adam", "mse")
+        model.fit(x, y, verbose=0)
+        patch = tuning.patch
+        kept = {path: np.array(change.new) for path, change in patch.items()}
+        model.fit(x, y, verbose=0)
+    for path, change in patch.items():
+        np.testing.assert_array_equal(change.new, kept[path])
+        assert (tuning.patch[path].new != kept[path]).any()
 
 
 def test_weights_can_be_set_while_tuned():

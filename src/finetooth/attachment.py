@@ -7,6 +7,7 @@ variables' class (`reading.compose`), the lists of weights, and a few methods of
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -21,13 +22,7 @@ from .part import Part
 from .reading import compose
 from .reading.rules import Rule, rule_for
 
-_TUNED = "_finetooth_tuned"
 Layers = Mapping[keras.Layer, frozenset[int]]  # every layer, outer ones first, with the ids of the weights inside it
-
-
-def is_attached(model: keras.Model) -> bool:
-    """Whether the model, or a layer of it, trains parts already."""
-    return any(_TUNED in layer.__dict__ for layer in keras_private.layers_of(model))
 
 
 def statistics_of(layer: keras.Layer) -> list[keras.Variable]:
@@ -77,11 +72,11 @@ def attached(
 
 @contextmanager
 def _marked(layer: keras.Layer) -> Iterator[None]:
-    layer.__dict__[_TUNED] = True
+    layer.__dict__[keras_private.TUNED] = True
     try:
         yield
     finally:
-        del layer.__dict__[_TUNED]
+        del layer.__dict__[keras_private.TUNED]
 
 
 @contextmanager
@@ -206,6 +201,7 @@ def _calls(
             variables = [part.base for part in composing if id(part.base) in inside]
             if variables or statistics or rule:
                 stack.enter_context(hooked(layer, "call", _reading(layer, variables, rule)))
+                stack.enter_context(hooked(layer, "rematerialized_call", _rematerializing))
         for variable in guarded.values():
             stack.enter_context(compose.frozen(variable))
         yield
@@ -217,6 +213,11 @@ def _reading(layer: keras.Layer, variables: list[keras.Variable], rule: Rule | N
             return rule.call(args[0] if args else kwargs["inputs"]) if rule else original(*args, **kwargs)
 
     return call
+
+
+def _rematerializing(original: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
+    """JAX remembers what it traced by function: a new one each time, or the first call's part would stay in it."""
+    return original(lambda *inner, **options: call(*inner, **options), *args, **kwargs)
 
 
 @contextmanager
@@ -231,8 +232,9 @@ def _training(model: keras.Model, layers: Layers) -> Iterator[None]:
                 f"{model.name!r} was compiled before tune(), and its optimizer {stale.name!r} already holds the state "
                 "of other variables. Call model.compile(...) with a new optimizer inside the tuning, then fit."
             )
-        if model.optimizer is not None and "save_own_variables" not in model.optimizer.__dict__:
-            stack.enter_context(hooked(model.optimizer, "save_own_variables", _save_nothing))
+        if model.optimizer is not None:
+            # For good: what it holds is of the parts, and a file of the plain model could not be loaded with it.
+            model.optimizer.__dict__["save_own_variables"] = _save_nothing
         return original(*args, **kwargs)
 
     def making(name: str) -> Callable[..., None]:
@@ -254,17 +256,39 @@ def _training(model: keras.Model, layers: Layers) -> Iterator[None]:
         for name in ("train", "test", "predict"):
             stack.enter_context(hooked(model, f"make_{name}_function", making(f"{name}_function")))
         stack.enter_context(hooked(model, "make_train_function", make_train_function))
+        stack.enter_context(hooked(model, "export", _refusing("An exported model", lambda path: True)))
+        stack.enter_context(hooked(model, "save", _refusing("A whole-model HDF5 file", _is_hdf5)))
         if hasattr(model, "jax_state_sync"):
             stack.enter_context(hooked(model, "jax_state_sync", jax_state_sync))
         yield
 
 
-def _save_nothing(original: Any, store: Any) -> None:
-    """An optimizer of parts has no state that the plain model in the file could use."""
+def _save_nothing(store: Any) -> None:
+    """An optimizer of parts has no state that a plain model could use."""
+
+
+def _is_hdf5(path: Any) -> bool:
+    return str(path).endswith((".h5", ".hdf5")) and not str(path).endswith(".weights.h5")
+
+
+def _refusing(what: str, when: Callable[[Any], bool]) -> Callable[..., Any]:
+    def refuse(original: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        if when(path):
+            raise TuningError(f"{what} cannot be written while the model is being tuned. Call finish() first.")
+        return original(path, *args, **kwargs)
+
+    return refuse
 
 
 def _drop_functions(layers: Layers) -> None:
-    """Make Keras trace anew: what it has compiled reads the variables as they were."""
-    for layer in layers:
-        if isinstance(layer, keras.Model):
-            layer.train_function = layer.test_function = layer.predict_function = None
+    """Make Keras trace anew: what it has compiled, in any model that shares a layer, reads variables as they were."""
+    kinds = _kinds_of(keras.Model)
+    models = [found for found in gc.get_objects() if type(found) in kinds]
+    for model in models:
+        if not layers.keys().isdisjoint(keras_private.layers_of(model)):
+            model.train_function = model.test_function = model.predict_function = None
+
+
+def _kinds_of(kind: type) -> set[type]:
+    """The class and all its subclasses."""
+    return {kind}.union(*(_kinds_of(inner) for inner in kind.__subclasses__()))

@@ -81,7 +81,7 @@ class Part:
 
     def current(self) -> np.ndarray:
         """The part's value as the merged tensor holds it: in the base's dtype, in compact shape."""
-        return np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(self.variable.value, self.base.dtype)))
+        return np.array(keras.ops.convert_to_numpy(keras.ops.cast(self.variable.value, self.base.dtype)))
 
     def load(self, base_value: Any) -> None:
         """Set the part to its region of a whole tensor."""

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from . import bits
+from .backends import keras_private
 from .errors import PatchError
 from .naming import weights_by_path
 from .region import Region, points
@@ -109,6 +110,8 @@ class Patch:
 
     def _write(self, model: keras.Model, values: Mapping[str, tuple[np.ndarray, np.ndarray]], verb: str) -> None:
         weights = weights_by_path(model)
+        if keras_private.is_tuned(model):
+            raise PatchError(f"{model.name!r} is being tuned. Call finish() or revert() on that tuning, then {verb}.")
         problems = []
         merged = []
         for path, (expected, wanted) in values.items():

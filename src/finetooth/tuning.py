@@ -10,10 +10,11 @@ from types import TracebackType
 from typing import Any, Literal
 
 import keras
+import numpy as np
 
 from . import bits
-from .attachment import attached, is_attached, moving_statistics
-from .backends import backend
+from .attachment import attached, moving_statistics
+from .backends import backend, keras_private
 from .errors import TuningError
 from .naming import selectable
 from .part import FULL_PRECISION, Part
@@ -63,7 +64,7 @@ def tune(
         raise TuningError(f'`statistics` is "frozen" or "update"; received {statistics!r}.')
     if reading not in ("auto", "composed"):
         raise TuningError(f'`reading` is "auto" or "composed"; received {reading!r}.')
-    if is_attached(model):
+    if keras_private.is_tuned(model):
         raise TuningError(
             f"{model.name!r}, or a layer of it, is being tuned already. Call finish() or revert() on that tuning first."
         )
@@ -89,7 +90,11 @@ class Tuning:
         weights = selectable(model)
         self._selected = {path: weights[path] for path in selection}
         self._moving = moving_statistics(model, self._selected.values()) if statistics == "update" else {}
-        self._old = {path: selection[path].gather(bits.read(v)) for path, v in self._selected.items()}
+        self._changing = {**self._selected, **self._moving}
+        self._regions = {
+            path: selection[path] if path in selection else Whole(v.shape) for path, v in self._changing.items()
+        }
+        self._old = {path: self._regions[path].gather(bits.read(v)) for path, v in self._changing.items()}
         self._snapshot = Snapshot(model, dict(selection.items()), self._moving)
         self._patch: Patch | None = None
         with backend.creation_scope(model):
@@ -117,14 +122,14 @@ class Tuning:
 
     @property
     def patch(self) -> Patch:
-        """What has been trained so far, or in all once finished."""
+        """What has been trained so far, or in all once finished, and the statistics that have moved with it."""
         if self._patch is not None:
             return self._patch
         self._sync()
         changes = {}
-        for path, variable in self._selected.items():
-            new = self._parts[path].current() if path in self._parts else bits.read(variable)
-            changes[path] = Change(self.selection[path], self._old[path], new)
+        for path, variable in self._changing.items():
+            new = self._parts[path].current() if path in self._parts else np.array(bits.read(variable))
+            changes[path] = Change(self._regions[path], self._old[path], new)
         return Patch(changes)
 
     def verify(self) -> Verification:
@@ -150,8 +155,8 @@ class Tuning:
             return
         patch = self.patch
         self._attached.close()
-        for path, variable in self._selected.items():
-            variable.assign(self.selection[path].scatter(bits.read(variable), self._old[path]))
+        for path, variable in self._changing.items():
+            variable.assign(self._regions[path].scatter(bits.read(variable), self._old[path]))
         self._patch = Patch({path: Change(c.region, c.old, c.old) for path, c in patch.items()})
 
     def __enter__(self) -> Tuning:

@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 PART = "_finetooth_part"  # attribute of the compact variables, which are no weights of the model
+TUNED = "_finetooth_tuned"  # attribute of layers that are being tuned
 
 
 def layers_of(layer: keras.Layer) -> list[keras.Layer]:
@@ -58,3 +59,14 @@ def untrack(layer: keras.Layer, variable: keras.Variable) -> None:
 def raw_value(variable: keras.Variable) -> Any:
     """The backend's own variable or array, past any scope. None while `fit` holds it, as JAX does during an epoch."""
     return variable._value
+
+
+def in_stateless_scope() -> bool:
+    """Whether variables have other values than their own just now."""
+    with keras.StatelessScope(initialize_variables=False) as scope:
+        return scope.original_scope is not None
+
+
+def is_tuned(model: keras.Layer) -> bool:
+    """Whether the model, or a layer of it, is being tuned."""
+    return any(TUNED in layer.__dict__ for layer in layers_of(model))

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import torch
 
+from ..errors import TuningError
 from ..hooks import hooked
 from . import keras_private
 
@@ -51,6 +52,11 @@ class _Contract(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise TuningError(
+                "A slice of a kernel is read in a way that has no second derivatives on PyTorch. "
+                'Use tune(..., reading="composed") for gradient penalties and the like.'
+            )
         kept, kernel = ctx.saved_tensors
         for_x = ctx.contraction.gradient_x(dy, kernel) if ctx.needs_input_grad[1] else None
         for_part = ctx.contraction.gradient_part(kept, dy) if ctx.needs_input_grad[3] else None
@@ -83,24 +89,19 @@ def look_up(rows: Any, tokens: torch.Tensor, table: torch.Tensor, part: torch.Te
 
 
 def write_live(part: Any) -> bool:
-    """The base is written when the part has changed since, so that a second read in the same step changes nothing."""
-    value, base = keras_private.raw_value(part.variable), keras_private.raw_value(part.base)
     indexed = [axis for axis, where in part.place.axes if not isinstance(where, range)]
-    if len(indexed) > 1 or torch.compiler.is_compiling():
+    if len(indexed) > 1 or torch.compiler.is_compiling() or keras_private.in_stateless_scope():
         return False
-    if base.__dict__.get("_finetooth_written") == (id(value), value._version):
-        return True
-    with torch.no_grad():
-        target = base
-        for axis, where in part.place.axes:
-            if isinstance(where, range):
-                target = target.narrow(axis, where.start, len(where))
-        for axis, where in part.place.axes:
-            if not isinstance(where, range):
-                target.index_copy_(axis, where, value.to(base.dtype))
-        if not indexed:
-            target.copy_(value)
-    base.__dict__["_finetooth_written"] = (id(value), value._version)
+    # Through `data`: a layer that is called twice in a step writes the same values twice, which autograd need not mind.
+    value, target = keras_private.raw_value(part.variable).data, keras_private.raw_value(part.base).data
+    for axis, where in part.place.axes:
+        if isinstance(where, range):
+            target = target.narrow(axis, where.start, len(where))
+    for axis, where in part.place.axes:
+        if not isinstance(where, range):
+            target.index_copy_(axis, where, value.to(target.dtype))
+    if not indexed:
+        target.copy_(value)
     return True
 
 

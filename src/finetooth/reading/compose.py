@@ -85,11 +85,9 @@ def base_value(variable: keras.Variable) -> Any:
         return keras.ops.stop_gradient(keras.ops.convert_to_tensor(variable.value))
 
 
-def merged_without_gradient(part: Part) -> Any:
-    """The merged tensor, for a reader that computes the part's gradient itself."""
-    if backend.write_live(part):
-        return base_value(part.base)
-    return keras.ops.stop_gradient(part.base.value)
+def merged(part: Part) -> Any:
+    """The merged tensor: the base itself, where the backend can write the part into it for next to nothing."""
+    return base_value(part.base) if backend.write_live(part) else part.base.value
 
 
 @contextmanager

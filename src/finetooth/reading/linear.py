@@ -73,7 +73,7 @@ def fits(layer: keras.Layer, part: Part) -> bool:
 def call(layer: keras.Layer, part: Part, inputs: Any) -> Any:
     """The layer's call, with the kernel read as base and part."""
     contraction = _contraction(layer, part, len(inputs.shape))
-    kernel = compose.merged_without_gradient(part)
+    kernel = compose.merged(part)
     outputs = backend.contract(contraction, inputs, kernel, keras.ops.cast(part.variable.value, kernel.dtype))
     if layer.bias is not None:
         outputs = keras.ops.add(outputs, layer.bias)
@@ -81,7 +81,7 @@ def call(layer: keras.Layer, part: Part, inputs: Any) -> Any:
 
 
 def _contraction(layer: keras.Layer, part: Part, rank: int) -> Contraction | None:
-    if type(layer) is keras.layers.Dense:
+    if isinstance(layer, keras.layers.Dense):
         free = _letters("", rank - 1)
         return Contraction(free + "Y", "YZ", free + "Z", part, matmul=True)
     x, w, y = layer.equation.replace("->", ",").replace(" ", "").split(",")
