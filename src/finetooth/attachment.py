@@ -291,4 +291,7 @@ def _drop_functions(layers: Layers) -> None:
 
 def _kinds_of(kind: type) -> set[type]:
     """The class and all its subclasses."""
-    return {kind}.union(*(_kinds_of(inner) for inner in kind.__subclasses__()))
+    kinds = {kind}
+    for inner in type.__subclasses__(kind):
+        kinds |= _kinds_of(inner)
+    return kinds
