@@ -21,4 +21,6 @@ def test_there_are_examples():
 @pytest.mark.parametrize("source", EXAMPLES)
 def test_the_example_runs(source, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile(source, "example", "exec"), {"__name__": "example"})
+    names: dict = {"__name__": "example"}
+    exec(compile(source, "example", "exec"), names)
+    assert len(names) > 2  # it ran to its end and left its results behind

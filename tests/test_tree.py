@@ -90,4 +90,4 @@ def test_every_module_but_other_backends_imports(backend):
     others = {"tensorflow", "jax", "torch"} - {backend}
     for file in FILES:
         if file.stem not in others and file.stem != "__main__":
-            importlib.import_module(f"finetooth.{name_of(file)}".removesuffix(".__init__"))
+            assert importlib.import_module(f"finetooth.{name_of(file)}".removesuffix(".__init__"))

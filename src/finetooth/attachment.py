@@ -291,7 +291,5 @@ def _drop_functions(layers: Layers) -> None:
 
 def _kinds_of(kind: type) -> set[type]:
     """The class and all its subclasses."""
-    kinds = {kind}
-    for inner in type.__subclasses__(kind):
-        kinds |= _kinds_of(inner)
-    return kinds
+    inner: list[type] = kind.__subclasses__()
+    return {kind}.union(*(_kinds_of(subclass) for subclass in inner))

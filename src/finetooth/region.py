@@ -7,6 +7,7 @@ so every operation costs what the region holds and not what the tensor holds, `~
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from .axis import Axis
 from .errors import SelectionError
 
 
-class Region:
+class Region(abc.ABC):
     """A set of elements of a tensor of a given shape. Immutable; compares and hashes by its elements.
 
     >>> rows = Grid((4, 6), [range(0, 2), range(6)])
@@ -37,25 +38,25 @@ class Region:
         return math.prod(self.compact_shape)
 
     @property
+    @abc.abstractmethod
     def compact_shape(self) -> tuple[int, ...]:
         """The shape of the gathered values."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def flat(self) -> np.ndarray:
         """The region as sorted flat int64 indices."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def gather(self, array: np.ndarray) -> np.ndarray:
         """The region's values, in `compact_shape`. A copy."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def scatter(self, array: np.ndarray, compact: np.ndarray) -> np.ndarray:
         """A copy of `array` with the region's values replaced: `gather(scatter(a, c)) == c`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def text(self) -> str:
         """The region as an index, abbreviated where it is long."""
-        raise NotImplementedError
 
     def mask(self) -> np.ndarray:
         """The region as a boolean array of the tensor's shape."""
@@ -126,9 +127,9 @@ class Region:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.shape}, {self.text()})"
 
+    @abc.abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """Plain, JSON-safe data; `Region.from_dict` is the inverse."""
-        raise NotImplementedError
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Region:
