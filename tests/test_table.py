@@ -127,3 +127,14 @@ def test_a_share_is_never_rounded_to_nothing_or_to_everything(part, whole, text)
 )
 def test_bytes_have_units(count, text):
     assert size(count) == text
+
+
+def test_a_narrow_screen_loses_no_column():
+    """Headings may be longer than the numbers below them; they wrap, and every cell is still there."""
+    columns = ("way", "weights trained", "optimizer state", "to send", "frozen, but moved")
+    table = Table("t", columns, [("finetooth", "4,358", "34.1 KiB", "17.0 KiB", "61,636")], right=columns[1:])
+    page = io.StringIO()
+    Console(file=page, width=60, color_system=None).print(table)
+    printed = " ".join(page.getvalue().split())
+    assert all(cell in printed for cell in ("finetooth", "4,358", "34.1", "17.0", "61,636"))
+    assert all(word in printed for column in columns for word in column.split())

@@ -36,9 +36,8 @@ class Table:
             caption_style="",
         )
         for column in self.columns:
-            numbers = column in self.right  # which stay on one line however narrow the screen
-            justify: Literal["left", "right"] = "right" if numbers else "left"
-            table.add_column(Text(clean(column)), justify=justify, overflow="fold", no_wrap=numbers)
+            justify: Literal["left", "right"] = "right" if column in self.right else "left"
+            table.add_column(Text(clean(column)), justify=justify, overflow="fold")
         for row in self.rows:
             table.add_row(*(Text(clean(cell)) for cell in row))
         return table
