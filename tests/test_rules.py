@@ -181,6 +181,20 @@ def test_a_shared_layer_reads_its_part_twice():
     np.testing.assert_allclose(results[0], results[1], rtol=1e-5, atol=1e-6)
 
 
+def test_integer_inputs_are_promoted_as_keras_does():
+    results = []
+    for reading in ("auto", "composed"):
+        keras.backend.clear_session(free_memory=False)
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((4,), dtype="int32")
+        model = keras.Model(inputs, L.Dense(3, name="d")(inputs))
+        with ft.tune(model, "d/kernel[1:3]", reading=reading):
+            model.compile("sgd", "mse")
+            model.train_on_batch(np.arange(8).reshape(2, 4), np.ones((2, 3)))
+        results.append(values(model)["d/kernel"])
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-6)
+
+
 def test_rules_only_serve_what_they_know():
     model = model_of("dense")
     layer = model.get_layer("layer")

@@ -33,6 +33,15 @@ class Backend(Protocol):
     def put_points(self, value: Tensor, coordinates: Any, part: Tensor) -> Tensor:
         """`value` with the elements at the points replaced; the gradient for `part` is `take_points` of its."""
 
+    def matmul(self, a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+        """The product, of two matrices where one is transposed."""
+
+    def einsum(self, equation: str, a: Tensor, b: Tensor) -> Tensor:
+        """The sum of products that the equation writes."""
+
+    def as_matrix(self, value: Tensor) -> Tensor:
+        """All axes but the last as one."""
+
     def contract(self, contraction: Any, x: Tensor, kernel: Tensor, part: Tensor) -> Tensor:
         """`contraction.forward(x, kernel)`, with its gradients for x and for the part; none for the kernel."""
 
@@ -53,3 +62,22 @@ class Backend(Protocol):
 
     def guarded(self, model: keras.Model, function: Any) -> Any:
         """The compiled step function, made to lose no weights when it fails."""
+
+
+# What `keras.ops` does well enough; traced backends run these once.
+
+
+def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+    """The product, of two matrices where one is transposed."""
+    a, b = (keras.ops.transpose(x) if turned else x for x, turned in ((a, transpose_a), (b, transpose_b)))
+    return keras.ops.matmul(a, b)
+
+
+def einsum(equation: str, a: Tensor, b: Tensor) -> Tensor:
+    """The sum of products that the equation writes."""
+    return keras.ops.einsum(equation, a, b)
+
+
+def as_matrix(value: Tensor) -> Tensor:
+    """All axes but the last as one."""
+    return keras.ops.reshape(value, (-1, value.shape[-1]))

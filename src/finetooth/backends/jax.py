@@ -13,6 +13,9 @@ import keras
 import numpy as np
 
 from . import keras_private
+from .base import as_matrix as as_matrix
+from .base import einsum as einsum
+from .base import matmul as matmul
 
 
 class Index(NamedTuple):

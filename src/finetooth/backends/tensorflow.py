@@ -9,6 +9,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from .base import as_matrix as as_matrix
+from .base import einsum as einsum
+from .base import matmul as matmul
+
 
 class Index(NamedTuple):
     """Indices along an axis, and for every entry of the axis: is it selected, and which part entry it reads."""

@@ -43,6 +43,19 @@ def put_points(value: torch.Tensor, coordinates: tuple[torch.Tensor, ...], part:
     return value if value.is_meta else value.index_put(coordinates, part)
 
 
+# Eager PyTorch runs this Python at every step, where `keras.ops` takes several times as long as the call it makes.
+def matmul(a: torch.Tensor, b: torch.Tensor, transpose_a: bool = False, transpose_b: bool = False) -> torch.Tensor:
+    return (a.t() if transpose_a else a) @ (b.t() if transpose_b else b)
+
+
+def einsum(equation: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.einsum(equation, a, b)
+
+
+def as_matrix(value: torch.Tensor) -> torch.Tensor:
+    return value.reshape(-1, value.shape[-1])
+
+
 class _Contract(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, contraction: Any, x: torch.Tensor, kernel: torch.Tensor, part: torch.Tensor) -> torch.Tensor:

@@ -32,8 +32,8 @@ class Contraction:
 
     def forward(self, x: Any, kernel: Any) -> Any:
         if self.matmul:
-            return keras.ops.matmul(x, kernel)
-        return keras.ops.einsum(f"{self.x},{self.w}->{self.y}", x, kernel)
+            return backend.matmul(x, kernel)
+        return backend.einsum(f"{self.x},{self.w}->{self.y}", x, kernel)
 
     def keep(self, x: Any) -> Any:
         """What must be kept of the input for the part's gradient."""
@@ -41,15 +41,14 @@ class Contraction:
 
     def gradient_x(self, dy: Any, kernel: Any) -> Any:
         if self.matmul:
-            return keras.ops.matmul(dy, keras.ops.transpose(kernel))
-        return keras.ops.einsum(f"{self.y},{self.w}->{self.x}", dy, kernel)
+            return backend.matmul(dy, kernel, transpose_b=True)
+        return backend.einsum(f"{self.y},{self.w}->{self.x}", dy, kernel)
 
     def gradient_part(self, kept: Any, dy: Any) -> Any:
         dy = self._restricted(self.y, dy)
         if self.matmul:
-            rows, columns = (keras.ops.reshape(side, (-1, side.shape[-1])) for side in (kept, dy))
-            return keras.ops.matmul(keras.ops.transpose(rows), columns)
-        return keras.ops.einsum(f"{self.x},{self.y}->{self.w}", kept, dy)
+            return backend.matmul(backend.as_matrix(kept), backend.as_matrix(dy), transpose_a=True)
+        return backend.einsum(f"{self.x},{self.y}->{self.w}", kept, dy)
 
     def _restricted(self, labels: str, value: Any) -> Any:
         for axis, where in self.part.place.axes:
@@ -74,6 +73,8 @@ def call(layer: keras.Layer, part: Part, inputs: Any) -> Any:
     """The layer's call, with the kernel read as base and part."""
     contraction = _contraction(layer, part, len(inputs.shape))
     kernel = compose.merged(part)
+    if inputs.dtype != kernel.dtype:  # integers, for example, which Keras would promote in the product
+        inputs = keras.ops.cast(inputs, kernel.dtype)
     outputs = backend.contract(contraction, inputs, kernel, keras.ops.cast(part.variable.value, kernel.dtype))
     if layer.bias is not None:
         outputs = keras.ops.add(outputs, layer.bias)
