@@ -8,6 +8,7 @@ variables' class (`reading.compose`), the lists of weights, and a few methods of
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -282,9 +283,11 @@ def _refusing(what: str, when: Callable[[Any], bool]) -> Callable[..., Any]:
 
 def _drop_functions(layers: Layers) -> None:
     """Make Keras trace anew: what it has compiled, in any model that shares a layer, reads variables as they were."""
-    kinds = _kinds_of(keras.Model)
-    models = [found for found in gc.get_objects() if type(found) in kinds]
-    for model in models:
+    objects = gc.get_objects()
+    are_models = map(
+        _kinds_of(keras.Model).__contains__, map(type, objects)
+    )  # no Python per object: there are millions
+    for model in itertools.compress(objects, are_models):
         if not layers.keys().isdisjoint(keras_private.layers_of(model)):
             model.train_function = model.test_function = model.predict_function = None
 
