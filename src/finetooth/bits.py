@@ -50,7 +50,10 @@ class Fingerprint:
         frozen = outside.scatter(as_bits(array), np.zeros(outside.compact_shape, np.uint8)) if outside.size else array
         bits = as_bits(frozen)
         single_bytes = bits.reshape(-1, 1).view(np.uint8)
-        return Fingerprint(hashlib.sha256(single_bytes.data).digest(), single_bytes.sum(axis=1, dtype=np.uint8))
+        folded = np.zeros(bits.size, np.uint8)
+        for column in single_bytes.T:  # far faster than a sum along so short an axis
+            folded += column
+        return Fingerprint(hashlib.sha256(single_bytes.data).digest(), folded)
 
     def moved(self, other: Fingerprint) -> int:
         """How many elements differ between two fingerprints: 0 exactly when all bits are the same."""
