@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import finetooth as ft
 from finetooth.indexing import at
+from finetooth.reading import linear
 from finetooth.reading.rules import rule_for
 
 L = keras.layers
@@ -112,16 +113,13 @@ def test_rules_in_low_precision(kind, dtype):
         np.testing.assert_allclose(a - start, b - start, rtol=0.1, atol=4e-3, err_msg=path)
 
 
-def test_single_elements_and_unknown_layers_are_composed():
+def test_unknown_layers_and_biases_are_composed():
     class MyDense(L.Dense):
         """May read its kernel in any way."""
 
     inputs = keras.Input((4,))
-    x = MyDense(4, name="mine")(L.Dense(4, name="stock")(inputs))
-    model = keras.Model(inputs, L.Conv1D(2, 1, name="conv")(L.Reshape((4, 1))(x)))
-    mask = np.eye(4, dtype=bool)
-    part = ft.select(model, "mine/kernel[0]", ("stock/kernel", mask), "conv/kernel[..., 0]", "stock/bias[1]")
-    with ft.tune(model, part) as tuning:
+    model = keras.Model(inputs, MyDense(4, name="mine")(L.Dense(4, name="stock")(inputs)))
+    with ft.tune(model, ft.select(model, "mine/kernel[0]", "stock/bias[1]")) as tuning:
         assert {row[-1] for row in tuning.table().rows} == {"dense"}
 
 
@@ -200,9 +198,83 @@ def test_rules_only_serve_what_they_know():
     layer = model.get_layer("layer")
     with ft.tune(model, "layer/*[0]") as tuning:
         kernel, bias = (tuning._parts[f"layer/{name}"] for name in ("kernel", "bias"))
-        assert rule_for(layer, kernel).name == "slice"
-        assert rule_for(layer, bias) is None
-        assert rule_for(model.get_layer("head"), kernel) is None
+        assert rule_for(layer, [bias, kernel]).parts == {kernel: "slice"}
+        assert rule_for(layer, [bias]) is None
+        assert rule_for(model.get_layer("head"), [kernel]) is None
+
+
+@pytest.mark.parametrize(
+    ("where", "length", "wide", "within"),
+    [
+        (range(0, 5), 20, range(0, 8), range(0, 5)),
+        (range(3, 16), 40, range(3, 19), range(0, 13)),
+        (range(17, 20), 20, range(12, 20), range(5, 8)),  # no room behind it
+        (range(4, 12), 20, range(4, 12), None),  # round already
+        (range(0, 5), 6, range(0, 5), None),  # no room at all
+    ],
+)
+def test_ranges_are_widened_to_a_round_length(where, length, wide, within, monkeypatch):
+    monkeypatch.setattr(linear.backend, "alignment", lambda: 8)
+    assert linear._widened(where, length) == (wide, within)
+    if within is not None:
+        assert [*wide][within.start : within.stop] == [*where]
+
+
+@pytest.mark.parametrize("index", [np.s_[3:6], np.s_[:, 17:20], np.s_[1:4, 2:7], np.s_[[0, 5, 6], 9:10]])
+def test_a_widened_range_trains_what_is_selected(index, monkeypatch):
+    """As on devices whose matrix units want slices of a round length."""
+    results = []
+    for reading, alignment in (("auto", 8), ("auto", 1), ("composed", 1)):
+        monkeypatch.setattr(linear.backend, "alignment", lambda alignment=alignment: alignment)
+        keras.backend.clear_session(free_memory=False)
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((16,)), L.Dense(20, "tanh", name="d"), L.Dense(2, name="h")])
+        before = values(model)
+        with ft.tune(model, ft.select(model, ("d/kernel", index)), reading=reading) as tuning:
+            model.compile("sgd", "mse")
+            model.train_on_batch(np.linspace(-1, 1, 96).reshape(6, 16), np.ones((6, 2)))
+        assert moved_outside(before, values(model), tuning.selection) == {}
+        results.append(values(model)["d/kernel"])
+    np.testing.assert_allclose(results[0], results[1], rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(results[0], results[2], rtol=1e-5, atol=1e-6)
+
+
+def kept_for_backward(model, x):
+    """The sizes of the tensors that a training call keeps for its backward, largest first."""
+    x = keras.ops.convert_to_tensor(x)
+    if keras.backend.backend() == "torch":
+        import torch
+
+        sizes = []
+
+        def pack(tensor):
+            sizes.append(tensor.untyped_storage().nbytes() // tensor.itemsize)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model(x, training=True)
+    else:
+        import jax
+
+        trained = [v.value for v in model.trainable_variables]
+        frozen = [v.value for v in model.non_trainable_variables]
+        _, pull_back = jax.vjp(lambda values: model.stateless_call(values, frozen, x, training=True)[0], trained)
+        sizes = [leaf.size for leaf in jax.tree.leaves(pull_back)]
+    return sorted(sizes, reverse=True)
+
+
+if keras.backend.backend() != "tensorflow":  # whose compiler decides what is kept
+
+    def test_no_more_of_the_input_is_kept_than_the_part_needs():
+        x = np.random.default_rng(0).normal(size=(50, 16)).astype("float32")
+        largest = {}
+        for reading in ("auto", "composed"):
+            keras.backend.clear_session(free_memory=False)
+            model = keras.Sequential([keras.Input((16,)), L.Dense(8, name="d")])
+            with ft.tune(model, "d/kernel[3:5]", reading=reading):
+                largest[reading] = kept_for_backward(model, x)[0]
+        assert largest["auto"] <= 16 * 8  # at most the kernel; of the input, 50 x 2
+        assert largest["composed"] >= 50 * 16  # all of the input
 
 
 def penalty(reading):

@@ -20,10 +20,12 @@ from .errors import TuningError
 from .hooks import hooked
 from .naming import weights_by_path
 from .part import Part
-from .reading import compose
-from .reading.rules import Rule, rule_for
+from .reading import compose, embedding
+from .reading.rule import Rule
+from .reading.rules import rule_for
 
 Layers = Mapping[keras.Layer, frozenset[int]]  # every layer, outer ones first, with the ids of the weights inside it
+Owned = Mapping[keras.Layer, list[Part]]  # every layer, with the parts of its own variables
 
 
 def statistics_of(layer: keras.Layer) -> list[keras.Variable]:
@@ -67,8 +69,28 @@ def attached(
             stack.enter_context(compose.composed(part))
         rules = {} if only_composed else _rules(layers, parts)
         stack.enter_context(_calls(layers, parts, [*themselves, *moving], rules))
-        stack.enter_context(_training(model, layers))
-        yield {part: rule.name for (_, part), rule in rules.items()}
+        stack.callback(_drop_functions, layers)
+        _drop_functions(layers)
+        names = {part: name for rule in rules.values() for part, name in rule.parts.items()}
+        stack.enter_context(_training(model, _merged(parts, names)))
+        yield names
+
+
+@contextmanager
+def sharing(model: keras.Model, parts: Collection[Part], names: Mapping[Part, str]) -> Iterator[None]:
+    """While open, a model made of layers of a tuned one trains their parts as that one does, and as safely."""
+    layers = {layer: frozenset(id(v) for v in layer.weights) for layer in keras_private.layers_of(model)}
+    owned = _owned(layers, parts)
+    with ExitStack() as stack:
+        stack.enter_context(backend.listing(model, [part.variable for part in parts]))
+        _hook_weight_lists(stack, model, [], lambda: _hidden(owned))
+        stack.enter_context(_training(model, _merged(parts, names)))
+        yield
+
+
+def _merged(parts: Collection[Part], names: Mapping[Part, str]) -> list[Part]:
+    """The parts that a step reads merged with their base: all but those whose rows are looked up."""
+    return [part for part in parts if names.get(part) != embedding.NAME]
 
 
 @contextmanager
@@ -123,33 +145,38 @@ def _with_flag(trainable: bool) -> Callable[..., Any]:
 @contextmanager
 def _listed(layers: Layers, parts: Collection[Part]) -> Iterator[None]:
     """The parts are weights of every layer that owns their base; what is saved or given out does not show them."""
-    owned = {
-        layer: [part for part in parts if any(v is part.base for v in keras_private.own_variables(layer))]
-        for layer in layers
-    }
-    pairs = [(layer, part.variable) for layer, mine in owned.items() for part in mine]
-
-    def track(action: Callable[[keras.Layer, keras.Variable], None]) -> None:
-        for layer, variable in pairs:
-            action(layer, variable)
-
-    @contextmanager
-    def hidden() -> Iterator[None]:
-        track(keras_private.untrack)
-        try:
-            yield
-        finally:
-            track(keras_private.track)
-
+    owned = _owned(layers, parts)
     with ExitStack() as stack:
         for layer, inside in layers.items():
             contained = [part for part in parts if id(part.base) in inside]
             if contained:
                 stack.enter_context(backend.listing(layer, [part.variable for part in contained]))
-                _hook_weight_lists(stack, layer, owned[layer], hidden)
-        track(keras_private.track)
-        stack.callback(track, keras_private.untrack)
+                _hook_weight_lists(stack, layer, owned[layer], lambda: _hidden(owned))
+        _each(keras_private.track, owned)
+        stack.callback(_each, keras_private.untrack, owned)
         yield
+
+
+def _owned(layers: Layers, parts: Collection[Part]) -> Owned:
+    return {
+        layer: [part for part in parts if any(v is part.base for v in keras_private.own_variables(layer))]
+        for layer in layers
+    }
+
+
+def _each(action: Callable[[keras.Layer, keras.Variable], None], owned: Owned) -> None:
+    for layer, parts in owned.items():
+        for part in parts:
+            action(layer, part.variable)
+
+
+@contextmanager
+def _hidden(owned: Owned) -> Iterator[None]:
+    _each(keras_private.untrack, owned)
+    try:
+        yield
+    finally:
+        _each(keras_private.track, owned)
 
 
 def _hook_weight_lists(stack: ExitStack, layer: keras.Layer, owned: list[Part], hidden: Any) -> None:
@@ -168,15 +195,14 @@ def _hook_weight_lists(stack: ExitStack, layer: keras.Layer, owned: list[Part], 
     stack.enter_context(hooked(layer, "load_own_variables", loading))
 
 
-def _rules(layers: Layers, parts: Collection[Part]) -> dict[tuple[keras.Layer, Part], Rule]:
-    """How layers read the parts of their own variables, one rule for each layer at most."""
+def _rules(layers: Layers, parts: Collection[Part]) -> dict[keras.Layer, Rule]:
+    """How layers read the parts of their own variables, where they have a rule."""
     rules = {}
     for layer in layers:
         own = {id(v) for v in keras_private.own_variables(layer)}
-        for part in parts:
-            rule = rule_for(layer, part) if id(part.base) in own else None
-            if rule is not None:
-                rules[layer, part] = rule
+        rule = rule_for(layer, [part for part in parts if id(part.base) in own])
+        if rule is not None:
+            rules[layer] = rule
     return rules
 
 
@@ -185,18 +211,18 @@ def _calls(
     layers: Layers,
     parts: Collection[Part],
     free: Collection[keras.Variable],
-    rules: Mapping[tuple[keras.Layer, Part], Rule],
+    rules: Mapping[keras.Layer, Rule],
 ) -> Iterator[None]:
     """Around each call: read by rule or compose once, and drop what a layer assigns to weights that must not move."""
     may_move = {id(v) for v in (*(part.base for part in parts), *free)}
-    ruled = {part for _, part in rules}
+    ruled = {part for rule in rules.values() for part in rule.parts}
     with ExitStack() as stack:
         guarded: dict[int, keras.Variable] = {}
         for layer, inside in layers.items():
             statistics = statistics_of(layer)
             if statistics:
                 guarded |= {id(v): v for v in layer.weights if id(v) in inside and id(v) not in may_move}
-            rule = next((rule for (reader, _), rule in rules.items() if reader is layer), None)
+            rule = rules.get(layer)
             # A model composes nothing itself: that would keep all of its merged weights alive at once.
             composing = [] if isinstance(layer, keras.Model) else [part for part in parts if part not in ruled]
             variables = [part.base for part in composing if id(part.base) in inside]
@@ -211,9 +237,12 @@ def _calls(
 def _reading(layer: keras.Layer, variables: list[keras.Variable], rule: Rule | None) -> Callable[..., Any]:
     def call(original: Any, *args: Any, **kwargs: Any) -> Any:
         with compose.layer_call(variables), backend.foreign_reads(layer):
-            return rule.call(args[0] if args else kwargs["inputs"]) if rule else original(*args, **kwargs)
+            return (rule.call if rule else original)(*args, **kwargs)
 
-    return call
+    def call_by_rule(original: Any, *args: Any, **kwargs: Any) -> Any:
+        return rule.call(*args, **kwargs)  # type: ignore[union-attr]
+
+    return call_by_rule if rule and not variables else call
 
 
 def _rematerializing(original: Any, call: Any, *args: Any, **kwargs: Any) -> Any:
@@ -222,8 +251,12 @@ def _rematerializing(original: Any, call: Any, *args: Any, **kwargs: Any) -> Any
 
 
 @contextmanager
-def _training(model: keras.Model, layers: Layers) -> Iterator[None]:
-    """No compiled function or optimizer from before is used on the parts, nor one of theirs afterwards."""
+def _training(model: keras.Model, merging: Collection[Part]) -> Iterator[None]:
+    """No optimizer from before is used on the parts, none is saved with them, and no step that fails loses weights.
+
+    State that is passed to the model has the parts in `merging` put in: not the rows of a table, which nobody reads
+    merged, or a step without leave to write in place would copy the table.
+    """
     optimizer = getattr(model, "optimizer", None)
     stale = optimizer if optimizer is not None and optimizer.built else None
 
@@ -252,11 +285,10 @@ def _training(model: keras.Model, layers: Layers) -> Iterator[None]:
             original()
 
     with ExitStack() as stack:
-        stack.callback(_drop_functions, layers)
-        _drop_functions(layers)
         for name in ("train", "test", "predict"):
             stack.enter_context(hooked(model, f"make_{name}_function", making(f"{name}_function")))
         stack.enter_context(hooked(model, "make_train_function", make_train_function))
+        stack.enter_context(hooked(model, "stateless_call", compose.with_merged_state(model, merging)))
         stack.enter_context(hooked(model, "export", _refusing("An exported model", lambda path: True)))
         stack.enter_context(hooked(model, "save", _refusing("A whole-model HDF5 file", _is_hdf5)))
         if hasattr(model, "jax_state_sync"):

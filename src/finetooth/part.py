@@ -17,10 +17,10 @@ class Place:
     """A region, ready for tensors of the current backend: `gather` and `scatter` as `Region` has them for arrays."""
 
     def __init__(self, region: Region):
-        self._points = None
+        self.points: Any = None
         self.axes: list[tuple[int, Any]] = []
         if isinstance(region, Points):
-            self._points = backend.coordinates(region.coordinates())
+            self.points = backend.coordinates(region.coordinates())
         elif isinstance(region, Grid):
             for axis, (chosen, length) in enumerate(zip(region.axes, region.shape)):
                 if len(chosen) == length:
@@ -31,8 +31,8 @@ class Place:
 
     def gather(self, value: Any) -> Any:
         """The region's elements, in compact shape."""
-        if self._points is not None:
-            return backend.take_points(value, self._points)
+        if self.points is not None:
+            return backend.take_points(value, self.points)
         for axis, where in self.axes:
             value = backend.take(value, axis, where)
         return value
@@ -40,16 +40,9 @@ class Place:
     def scatter(self, value: Any, compact: Any) -> Any:
         """`value` with the region's elements replaced; differentiable in `compact` only."""
         value = keras.ops.stop_gradient(value)
-        if self._points is not None:
-            return backend.put_points(value, self._points, compact)
-        return self._put(value, self.axes, compact)
-
-    def _put(self, value: Any, axes: list[tuple[int, Any]], compact: Any) -> Any:
-        if not axes:
-            return compact
-        (axis, where), *rest = axes
-        inner = self._put(backend.take(value, axis, where), rest, compact) if rest else compact
-        return backend.put(value, axis, where, inner)
+        if self.points is not None:
+            return backend.put_points(value, self.points, compact)
+        return backend.put(value, self.axes, compact) if self.axes else compact
 
 
 class Part:
@@ -74,9 +67,9 @@ class Part:
         if base.constraint is not None:
             self.variable.constraint = self._constraint()
 
-    def merge(self, base_value: Any) -> Any:
-        """The base's value with the part in place; differentiable in the part only."""
-        compact = keras.ops.cast(self.variable.value, base_value.dtype)
+    def merge(self, base_value: Any, value: Any = None) -> Any:
+        """The base's value with the part in place, or another value for it; differentiable in the part only."""
+        compact = keras.ops.cast(self.variable.value if value is None else value, base_value.dtype)
         return self.place.scatter(base_value, compact)
 
     def current(self) -> np.ndarray:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import keras
 import numpy as np
 
 Tensor = Any  # a tensor of the backend
 Where = Any  # a contiguous range, or what `index` returned
+Axes = Sequence[tuple[int, Where]]  # where along some axes, not empty
+
+
+class ProductCosts(NamedTuple):
+    """The time for an element of a^T b, where in the whole product each takes one unit."""
+
+    sampled: float  # when computed by itself
+    block: float  # in a block
+    gathered: float  # in a block, in addition and to be divided by its side: gathering the block's operands
 
 
 class Backend(Protocol):
@@ -24,8 +34,8 @@ class Backend(Protocol):
     def take(self, value: Tensor, axis: int, where: Where) -> Tensor:
         """The entries of `value` at `where` along an axis."""
 
-    def put(self, value: Tensor, axis: int, where: Where, part: Tensor) -> Tensor:
-        """`value` with the entries at `where` replaced by `part`; the gradient for `part` is `take` of the result's."""
+    def put(self, value: Tensor, axes: Axes, part: Tensor) -> Tensor:
+        """`value` with the grid of these axes replaced by `part`; its gradient is `take` of the result's, by axis."""
 
     def take_points(self, value: Tensor, coordinates: Any) -> Tensor:
         """The elements of `value` at the points."""
@@ -42,10 +52,30 @@ class Backend(Protocol):
     def as_matrix(self, value: Tensor) -> Tensor:
         """All axes but the last as one."""
 
-    def contract(self, contraction: Any, x: Tensor, kernel: Tensor, part: Tensor) -> Tensor:
-        """`contraction.forward(x, kernel)`, with its gradients for x and for the part; none for the kernel."""
+    def contract(self, operation: Any, x: Tensor, kernel: Tensor, part: Tensor) -> Tensor:
+        """`operation.forward(x, kernel)`, with a gradient for x, and for the part that the kernel is merged with.
 
-    def look_up(self, rows: Any, tokens: Tensor, table: Tensor, part: Tensor) -> Tensor:
+        The part's is `operation.gradient_part(operation.keep(x), dy)`, cast; the kernel as such gets none. For x it is
+        `operation.gradient_x(dy, kernel, x)`, or what the backend knows by itself. Of this x, only shape and dtype
+        may be used.
+        """
+
+    def pull_back(self, function: Any, at: Tensor, dy: Tensor) -> Tensor:
+        """The gradient for the argument of a linear function; of `at`, only shape and dtype matter."""
+
+    def product_costs(self) -> ProductCosts:
+        """What parts of a matrix product cost on the device in use, as measured by `benchmarks/calibrate.py`."""
+
+    def alignment(self) -> int:
+        """The number of elements that a slice of a matrix should be a multiple of, to be multiplied at full speed."""
+
+    def samples(self, shape: tuple[int, int], rows: np.ndarray, columns: np.ndarray) -> Any:
+        """Points of a matrix of this shape, sorted, ready for `sampled_product`."""
+
+    def sampled_product(self, samples: Any, a: Tensor, b: Tensor) -> Tensor:
+        """The elements of a^T b at the points."""
+
+    def look_up(self, rows: Any, tokens: Tensor, table: Tensor, part: Any) -> Tensor:
         """The table's rows for the tokens, the part's where a row is selected, with a gradient for the part alone."""
 
     def write_live(self, part: Any) -> bool:

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from . import keras_private
+from .base import Axes, ProductCosts
 from .base import as_matrix as as_matrix
 from .base import einsum as einsum
 from .base import matmul as matmul
@@ -45,10 +46,13 @@ def take(value: jax.Array, axis: int, where: Any) -> jax.Array:
     return jnp.take(value, where.indices, axis=axis, unique_indices=True, indices_are_sorted=True)
 
 
-def put(value: jax.Array, axis: int, where: Any, part: jax.Array) -> jax.Array:
-    if isinstance(where, range):
-        return jax.lax.dynamic_update_slice_in_dim(value, part, where.start, axis)
-    return _put_indices(axis, value, where, part)
+def put(value: jax.Array, axes: Axes, part: jax.Array) -> jax.Array:
+    if all(isinstance(where, range) for _, where in axes):
+        starts = dict((axis, where.start) for axis, where in axes)
+        return jax.lax.dynamic_update_slice(value, part, [starts.get(axis, 0) for axis in range(value.ndim)])
+    (axis, where), *rest = axes
+    part = put(take(value, axis, where), rest, part) if rest else part
+    return put(value, [(axis, where)], part) if isinstance(where, range) else _put_indices(axis, value, where, part)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -89,41 +93,71 @@ def _put_points_backward(coordinates: tuple[jax.Array, ...], upstream: jax.Array
 put_points.defvjp(_put_points_forward, _put_points_backward)
 
 
+def contract(operation: Any, x: jax.Array, kernel: jax.Array, part: jax.Array) -> jax.Array:
+    like, dtype = jax.ShapeDtypeStruct(x.shape, x.dtype), part.dtype
+
+    @jax.custom_vjp
+    def run(x: jax.Array, kernel: jax.Array, part: jax.Array) -> jax.Array:
+        return operation.forward(x, kernel)
+
+    def forward(x: jax.Array, kernel: jax.Array, part: jax.Array) -> Any:
+        return operation.forward(x, kernel), (operation.keep(x), kernel)
+
+    def backward(saved: Any, dy: jax.Array) -> Any:
+        kept, kernel = saved
+        return operation.gradient_x(dy, kernel, like), None, operation.gradient_part(kept, dy).astype(dtype)
+
+    run.defvjp(forward, backward)
+    return run(x, kernel, part)
+
+
+def pull_back(function: Callable[[jax.Array], jax.Array], at: Any, dy: jax.Array) -> jax.Array:
+    (gradient,) = jax.linear_transpose(function, at)(dy)
+    return gradient
+
+
+def product_costs() -> ProductCosts:
+    return ProductCosts(500, 1.5, 90) if jax.default_backend() == "cpu" else ProductCosts(6900, 2.5, 1200)
+
+
+def alignment() -> int:
+    return 1 if jax.default_backend() == "cpu" else 8
+
+
+def samples(shape: tuple[int, int], rows: np.ndarray, columns: np.ndarray) -> tuple[jax.Array, jax.Array]:
+    return jnp.asarray(rows, jnp.int32), jnp.asarray(columns, jnp.int32)
+
+
+def sampled_product(samples: tuple[jax.Array, jax.Array], a: jax.Array, b: jax.Array) -> jax.Array:
+    rows, columns = samples
+    return jnp.sum(a.T[rows] * b.T[columns], axis=1)
+
+
+def look_up(rows: Any, tokens: jax.Array, table: jax.Array, part: Any) -> jax.Array:
+    return _look_up(rows, tokens, table, part.variable.value)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def contract(contraction: Any, x: jax.Array, kernel: jax.Array, part: jax.Array) -> jax.Array:
-    return contraction.forward(x, kernel)
-
-
-def _contract_forward(contraction: Any, x: jax.Array, kernel: jax.Array, part: jax.Array) -> Any:
-    return contraction.forward(x, kernel), (contraction.keep(x), kernel)
-
-
-def _contract_backward(contraction: Any, saved: Any, dy: jax.Array) -> Any:
-    kept, kernel = saved
-    return contraction.gradient_x(dy, kernel), None, contraction.gradient_part(kept, dy)
-
-
-contract.defvjp(_contract_forward, _contract_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def look_up(rows: Any, tokens: jax.Array, table: jax.Array, part: jax.Array) -> jax.Array:
+def _look_up(rows: Any, tokens: jax.Array, table: jax.Array, part: jax.Array) -> jax.Array:
     slots = rows.slots(tokens)
-    own = jnp.take(part, jnp.maximum(slots, 0), axis=0)
+    own = jnp.take(part.astype(table.dtype), jnp.maximum(slots, 0), axis=0)
     return jnp.where(slots[..., None] >= 0, own, keras.ops.take(table, tokens, axis=0))
 
 
 def _look_up_forward(rows: Any, tokens: jax.Array, table: jax.Array, part: jax.Array) -> Any:
-    return look_up(rows, tokens, table, part), rows.slots(tokens)
+    return _look_up(rows, tokens, table, part), (rows.slots(tokens), part)
 
 
-def _look_up_backward(rows: Any, slots: jax.Array, dy: jax.Array) -> Any:
+def _look_up_backward(rows: Any, saved: Any, dy: jax.Array) -> Any:
+    slots, part = saved
     # A slot out of bounds, the token of a frozen row, is left out of the sum; -1 would be the last row.
     slots = jnp.where(slots < 0, rows.count, slots)
-    return None, None, jnp.zeros((rows.count, dy.shape[-1]), dy.dtype).at[slots].add(dy, mode="drop")
+    # In full precision: sums are better, and GPUs add to memory in it without retrying.
+    dy = dy.astype(jnp.promote_types(dy.dtype, jnp.float32))
+    return None, None, jnp.zeros(part.shape, dy.dtype).at[slots].add(dy, mode="drop").astype(part.dtype)
 
 
-look_up.defvjp(_look_up_forward, _look_up_backward)
+_look_up.defvjp(_look_up_forward, _look_up_backward)
 
 
 def write_live(part: Any) -> bool:

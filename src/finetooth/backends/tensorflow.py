@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from .base import Axes, ProductCosts
 from .base import as_matrix as as_matrix
 from .base import einsum as einsum
 from .base import matmul as matmul
@@ -40,21 +42,36 @@ def take(value: Any, axis: int, where: Any) -> tf.Tensor:
     return tf.gather(value, where.indices, axis=axis)
 
 
-def put(value: Any, axis: int, where: Any, part: tf.Tensor) -> tf.Tensor:
-    # Concatenation and selection, not scatter: XLA runs scatters serially on a CPU. And a gradient of our own, since
-    # TensorFlow's would pass on the rows of an embedding's sparse gradient without summing those that repeat.
+def put(value: Any, axes: Axes, part: tf.Tensor) -> tf.Tensor:
+    # A gradient of our own: TensorFlow's would pass on the rows of an embedding's sparse gradient without summing those
+    # that repeat.
     @tf.custom_gradient
     def replaced(part: tf.Tensor) -> Any:
-        if isinstance(where, range):
-            before, after = range(where.start), range(where.stop, value.shape[axis])
-            merged = tf.concat([take(value, axis, before), part, take(value, axis, after)], axis)
-        else:
-            spread = tf.gather(part, where.source, axis=axis)
-            selected = tf.reshape(where.selected, [-1 if i == axis else 1 for i in range(value.shape.rank)])
-            merged = tf.where(selected, spread, value)
-        return merged, lambda upstream: take(tf.convert_to_tensor(upstream), axis, where)
+        def gradient(upstream: Any) -> tf.Tensor:
+            upstream = tf.convert_to_tensor(upstream)
+            for axis, where in axes:
+                upstream = take(upstream, axis, where)
+            return upstream
+
+        return _put(value, axes, part), gradient
 
     return replaced(part)
+
+
+def _put(value: tf.Tensor, axes: Axes, part: tf.Tensor) -> tf.Tensor:
+    if all(isinstance(where, range) for _, where in axes):
+        ranges = [dict(axes).get(axis, range(length)) for axis, length in enumerate(value.shape)]
+        begin, end = [where.start for where in ranges], [where.stop for where in ranges]
+        return tf.raw_ops.TensorStridedSliceUpdate(
+            input=value, begin=begin, end=end, strides=[1] * len(begin), value=part
+        )
+    (axis, where), *rest = axes
+    part = _put(take(value, axis, where), rest, part) if rest else part
+    if isinstance(where, range):
+        return _put(value, [(axis, where)], part)
+    # Selection, not scatter: XLA runs scatters serially on a CPU.
+    selected = tf.reshape(where.selected, [-1 if i == axis else 1 for i in range(value.shape.rank)])
+    return tf.where(selected, tf.gather(part, where.source, axis=axis), value)
 
 
 def take_points(value: Any, coordinates: tf.Tensor) -> tf.Tensor:
@@ -70,29 +87,57 @@ def put_points(value: Any, coordinates: tf.Tensor, part: tf.Tensor) -> tf.Tensor
     return put_elements(part)
 
 
-def contract(contraction: Any, x: tf.Tensor, kernel: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
+def contract(operation: Any, x: tf.Tensor, kernel: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
     @tf.custom_gradient
     def run(x: tf.Tensor, part: tf.Tensor) -> Any:
-        kept = contraction.keep(x)
+        kept = operation.keep(x)
 
         def gradient(dy: tf.Tensor) -> Any:
-            return contraction.gradient_x(dy, kernel), contraction.gradient_part(kept, dy)
+            return operation.gradient_x(dy, kernel, x), tf.cast(operation.gradient_part(kept, dy), part.dtype)
 
-        return contraction.forward(x, kernel), gradient
+        return operation.forward(x, kernel), gradient
 
     return run(x, part)
 
 
-def look_up(rows: Any, tokens: tf.Tensor, table: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
-    @tf.custom_gradient
-    def run(part: tf.Tensor) -> Any:
-        slots = rows.slots(tokens)
-        own = tf.gather(part, tf.maximum(slots, 0))
-        merged = tf.where(slots[..., None] >= 0, own, keras.ops.take(table, tokens, axis=0))
-        # Negative segments, the tokens of frozen rows, are left out of the sum.
-        return merged, lambda dy: tf.math.unsorted_segment_sum(tf.convert_to_tensor(dy), slots, rows.count)
+def pull_back(function: Callable[[tf.Tensor], tf.Tensor], at: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+    with tf.GradientTape() as tape:
+        tape.watch(at)
+        y = function(at)  # a graph leaves this out: nothing uses it
+    return tape.gradient(y, at, dy)
 
-    return run(part)
+
+def product_costs() -> ProductCosts:
+    return ProductCosts(400, 1.5, 90)
+
+
+def alignment() -> int:
+    return 8 if tf.config.list_logical_devices("GPU") else 1
+
+
+def samples(shape: tuple[int, int], rows: np.ndarray, columns: np.ndarray) -> tuple[tf.Tensor, tf.Tensor]:
+    return tf.constant(rows, tf.int32), tf.constant(columns, tf.int32)
+
+
+def sampled_product(samples: tuple[tf.Tensor, tf.Tensor], a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    rows, columns = samples
+    return tf.reduce_sum(tf.gather(tf.transpose(a), rows) * tf.gather(tf.transpose(b), columns), axis=1)
+
+
+def look_up(rows: Any, tokens: tf.Tensor, table: tf.Tensor, part: Any) -> tf.Tensor:
+    @tf.custom_gradient
+    def run(value: tf.Tensor) -> Any:
+        slots = rows.slots(tokens)
+        own = tf.gather(tf.cast(value, table.dtype), tf.maximum(slots, 0))
+
+        def gradient(dy: Any) -> tf.Tensor:
+            # Negative segments, the tokens of frozen rows, are left out of the sum.
+            dy = tf.cast(tf.convert_to_tensor(dy), value.dtype)
+            return tf.math.unsorted_segment_sum(dy, slots, rows.count)
+
+        return tf.where(slots[..., None] >= 0, own, keras.ops.take(table, tokens, axis=0)), gradient
+
+    return run(tf.convert_to_tensor(part.variable.value))
 
 
 def write_live(part: Any) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from ..errors import TuningError
 from ..hooks import hooked
 from . import keras_private
+from .base import Axes, ProductCosts
 
 
 def index(indices: np.ndarray, length: int) -> torch.Tensor:
@@ -29,7 +31,9 @@ def take(value: torch.Tensor, axis: int, where: Any) -> torch.Tensor:
     return value.index_select(axis, where)
 
 
-def put(value: torch.Tensor, axis: int, where: Any, part: torch.Tensor) -> torch.Tensor:
+def put(value: torch.Tensor, axes: Axes, part: torch.Tensor) -> torch.Tensor:
+    (axis, where), *rest = axes
+    part = put(take(value, axis, where), rest, part) if rest else part
     if isinstance(where, range):
         return torch.slice_scatter(value, part, axis, where.start, where.stop)
     return value if value.is_meta else value.index_copy(axis, where, part)
@@ -56,65 +60,168 @@ def as_matrix(value: torch.Tensor) -> torch.Tensor:
     return value.reshape(-1, value.shape[-1])
 
 
-class _Contract(torch.autograd.Function):
+class _Attach(torch.autograd.Function):
+    """The outputs as they are; on the way back the part gets its gradient from the inputs that were kept."""
+
     @staticmethod
-    def forward(ctx: Any, contraction: Any, x: torch.Tensor, kernel: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-        ctx.contraction = contraction
-        ctx.save_for_backward(contraction.keep(x) if ctx.needs_input_grad[3] else None, kernel)
-        return contraction.forward(x, kernel)
+    def forward(
+        ctx: Any, operation: Any, outputs: torch.Tensor, kept: torch.Tensor, part: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.operation = operation
+        ctx.save_for_backward(kept)
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         if torch.is_grad_enabled():
             raise TuningError(
-                "A slice of a kernel is read in a way that has no second derivatives on PyTorch. "
+                "A part of a kernel is read in a way that has no second derivatives on PyTorch. "
                 'Use tune(..., reading="composed") for gradient penalties and the like.'
             )
-        kept, kernel = ctx.saved_tensors
-        for_x = ctx.contraction.gradient_x(dy, kernel) if ctx.needs_input_grad[1] else None
-        for_part = ctx.contraction.gradient_part(kept, dy) if ctx.needs_input_grad[3] else None
-        return None, for_x, None, for_part
+        (kept,) = ctx.saved_tensors
+        return None, dy, None, ctx.operation.gradient_part(kept, dy)
 
 
-def contract(contraction: Any, x: torch.Tensor, kernel: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    return _Contract.apply(contraction, x, kernel, part)
+def contract(operation: Any, x: torch.Tensor, kernel: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    # The gradient for x is PyTorch's own: it keeps nothing for a kernel that takes none.
+    outputs = operation.forward(x, kernel.detach())
+    if not part.requires_grad or not torch.is_grad_enabled():
+        return outputs
+    kept = operation.keep(x.detach())
+    if 2 * kept.numel() <= x.numel() and kept.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+        kept = kept.clone()  # or all of x would stay
+    return _Attach.apply(operation, outputs, kept, part)
 
 
-class _LookUp(torch.autograd.Function):
+_KERNEL_GRADIENTS = {
+    torch.conv1d: torch.nn.grad.conv1d_weight,
+    torch.conv2d: torch.nn.grad.conv2d_weight,
+    torch.conv3d: torch.nn.grad.conv3d_weight,
+}
+_TRANSPOSED = {
+    torch.conv_transpose1d: torch.conv1d,
+    torch.conv_transpose2d: torch.conv2d,
+    torch.conv_transpose3d: torch.conv3d,
+}
+
+
+class _KernelGradient(torch.autograd.Function):
+    """A convolution for the sake of its kernel's gradient: of the outputs only the shape is right."""
+
     @staticmethod
-    def forward(ctx: Any, rows: Any, tokens: torch.Tensor, table: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-        slots = rows.slots(tokens)
-        ctx.count = rows.count
-        ctx.save_for_backward(slots)
-        own = part[slots.clamp(min=0)]
-        return torch.where(slots.unsqueeze(-1) >= 0, own, keras.ops.take(table, tokens, axis=0))
+    def forward(ctx: Any, convolve: Any, x: torch.Tensor, kernel: torch.Tensor, options: dict) -> torch.Tensor:
+        ctx.convolve, ctx.shape, ctx.options = convolve, kernel.shape, options
+        ctx.save_for_backward(x)
+        return x.new_empty(convolve(x.to("meta"), kernel.to("meta"), **options).shape)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        (slots,) = ctx.saved_tensors
-        selected = slots >= 0
-        summed = torch.zeros((ctx.count, dy.shape[-1]), dtype=dy.dtype, device=dy.device)
-        return None, None, None, summed.index_add_(0, slots[selected], dy[selected])
+        (x,) = ctx.saved_tensors
+        if ctx.convolve in _TRANSPOSED:  # a convolution from its outputs to its inputs
+            x, dy = dy, x
+            ctx.options.pop("output_padding")
+        gradient = _KERNEL_GRADIENTS[_TRANSPOSED.get(ctx.convolve, ctx.convolve)]
+        return None, None, gradient(x, ctx.shape, dy, **ctx.options), None
 
 
-def look_up(rows: Any, tokens: torch.Tensor, table: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    return _LookUp.apply(rows, tokens, table, part)
+class _Backwards(torch.overrides.TorchFunctionMode):
+    """While open, convolutions of constant inputs compute no outputs, and read the inputs as they lie in memory."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.Tensor.contiguous:
+            return args[0]  # Keras copies to the layout that is best for outputs
+        convolves = function in _KERNEL_GRADIENTS or function in _TRANSPOSED
+        if convolves and not args[0].requires_grad:
+            return _KernelGradient.apply(function, *args, kwargs)
+        return function(*args, **(kwargs or {}))
+
+
+def pull_back(function: Callable[[torch.Tensor], torch.Tensor], at: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    with torch.enable_grad(), _Backwards():
+        at = at.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(function(at), at, dy)
+    return gradient
+
+
+def product_costs() -> ProductCosts:
+    return ProductCosts(8, 1.5, 90) if _on_cpu() else ProductCosts(4700, 20, 1500)
+
+
+def alignment() -> int:
+    return 1 if _on_cpu() else 8
+
+
+def _on_cpu() -> bool:
+    return keras.ops.zeros(()).device.type == "cpu"
+
+
+def samples(shape: tuple[int, int], rows: np.ndarray, columns: np.ndarray) -> torch.Tensor:
+    starts = np.searchsorted(rows, np.arange(shape[0] + 1))
+    where = (keras.ops.convert_to_tensor(indices, "int32") for indices in (starts, columns))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse")  # PyTorch, about itself
+        return torch.sparse_csr_tensor(*where, keras.ops.zeros(len(rows), "float32"), shape)
+
+
+def sampled_product(samples: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    wide = torch.promote_types(a.dtype, torch.float32)
+    return torch.sparse.sampled_addmm(samples.to(wide), a.to(wide).t(), b.to(wide), beta=0).values().to(b.dtype)
+
+
+class _SumByRow(torch.autograd.Function):
+    """The outputs as they are; on the way back the gradients of the part's tokens are summed by row."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Any, outputs: torch.Tensor, tokens: torch.Tensor, part: torch.Tensor) -> Any:
+        ctx.rows = rows
+        ctx.save_for_backward(tokens)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        (tokens,) = ctx.saved_tensors
+        slots = ctx.rows.slots(tokens)
+        count = ctx.rows.count
+        # What PyTorch's own embedding does; the tokens of frozen rows are its padding, which gets no gradient.
+        slots = torch.where(slots < 0, count, slots).long()
+        return None, None, None, torch.ops.aten.embedding_dense_backward(dy, slots, count + 1, count, False)[:count]
+
+
+def look_up(rows: Any, tokens: torch.Tensor, table: torch.Tensor, part: Any) -> torch.Tensor:
+    value = part.variable.value
+    if write_live(part):
+        outputs = keras.ops.take(table, tokens, axis=0)
+    else:
+        slots = rows.slots(tokens)
+        own = value.detach().to(table.dtype)[slots.clamp(min=0)]
+        outputs = torch.where(slots.unsqueeze(-1) >= 0, own, keras.ops.take(table, tokens, axis=0))
+    return _SumByRow.apply(rows, outputs.detach(), tokens, value) if torch.is_grad_enabled() else outputs
 
 
 def write_live(part: Any) -> bool:
-    indexed = [axis for axis, where in part.place.axes if not isinstance(where, range)]
-    if len(indexed) > 1 or torch.compiler.is_compiling() or keras_private.in_stateless_scope():
+    if torch.compiler.is_compiling() or keras_private.in_stateless_scope():
         return False
     # Through `data`: a layer that is called twice in a step writes the same values twice, which autograd need not mind.
     value, target = keras_private.raw_value(part.variable).data, keras_private.raw_value(part.base).data
+    if part.place.points is not None:
+        target.index_put_(part.place.points, value.to(target.dtype))
+        return True
+    indexed = [axis for axis, where in part.place.axes if not isinstance(where, range)]
     for axis, where in part.place.axes:
         if isinstance(where, range):
             target = target.narrow(axis, where.start, len(where))
-    for axis, where in part.place.axes:
-        if not isinstance(where, range):
-            target.index_copy_(axis, where, value.to(target.dtype))
     if not indexed:
         target.copy_(value)
+    elif len(indexed) == 1:
+        target.index_copy_(indexed[0], dict(part.place.axes)[indexed[0]], value.to(target.dtype))
+    else:
+        chosen = dict(part.place.axes)
+        ranks = [[-1 if i == axis else 1 for i in range(target.ndim)] for axis in range(target.ndim)]
+        wheres = [
+            chosen[axis] if axis in indexed else torch.arange(length, device=target.device)
+            for axis, length in enumerate(target.shape)
+        ]
+        target.index_put_(tuple(where.view(rank) for where, rank in zip(wheres, ranks)), value.to(target.dtype))
     return True
 
 

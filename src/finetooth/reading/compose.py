@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,10 +22,11 @@ _PART = "_finetooth_composed_with"
 
 
 class _State(threading.local):
-    """Per thread: what the running layer calls have composed, how deep they are, and whether JAX writes state back."""
+    """Per thread: what the running calls have composed, which variables hold their part, and so on."""
 
     def __init__(self) -> None:
         self.composed: dict[int, Any] = {}
+        self.live: frozenset[int] = frozenset()
         self.depth = 0
         self.syncing = False
 
@@ -49,7 +50,8 @@ class Composed:
         if composed is not None and keras.backend.standardize_dtype(composed.dtype) == self.dtype:  # type: ignore[attr-defined]
             return composed
         part: Part = self.__dict__[_PART]
-        return part.merge(keras.ops.convert_to_tensor(super().value))  # type: ignore[misc]
+        value = keras.ops.convert_to_tensor(super().value)  # type: ignore[misc]
+        return value if id(self) in _state.live else part.merge(value)
 
     def assign(self, value: Any) -> Any:
         """Write base and part. Inside a layer's call nothing is written; when JAX returns state, only the base is."""
@@ -81,8 +83,7 @@ def _plain(variable: Any) -> Iterator[None]:
 
 def base_value(variable: keras.Variable) -> Any:
     """What the variable holds without its part: right outside of the region only."""
-    with _plain(variable):
-        return keras.ops.stop_gradient(keras.ops.convert_to_tensor(variable.value))
+    return super(Composed, variable).value  # type: ignore[misc]
 
 
 def merged(part: Part) -> Any:
@@ -131,6 +132,31 @@ def layer_call(variables: Sequence[keras.Variable]) -> Iterator[None]:
         _state.depth -= 1
         for variable in fresh:
             del _state.composed[id(variable)]
+
+
+def with_merged_state(model: keras.Model, parts: Collection[Part]) -> Callable[..., Any]:
+    """For `stateless_call`: give the model its state with the parts merged in, which it then returns as the new state.
+
+    So a compiled step that is given its old state to reuse, as in `fit` on JAX, writes each part in place.
+    """
+    by_base = {id(part.base): part for part in parts}
+
+    def stateless_call(original: Any, trained: Sequence[Any], state: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        values = {id(v): value for v, value in zip(model.trainable_variables, trained)}
+        merged = [
+            by_base[id(v)].merge(keras.ops.convert_to_tensor(value, v.dtype), values.get(id(by_base[id(v)].variable)))
+            if id(v) in by_base
+            else value
+            for v, value in zip(model.non_trainable_variables, state)
+        ]
+        merged += state[len(merged) :]  # if there are too many, Keras says so
+        outside, _state.live = _state.live, _state.live | by_base.keys()
+        try:
+            return original(trained, merged, *args, **kwargs)
+        finally:
+            _state.live = outside
+
+    return stateless_call
 
 
 @contextmanager

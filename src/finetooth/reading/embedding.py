@@ -6,6 +6,7 @@ are summed by row, repeated tokens included; the others go nowhere.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import Any
 
 import keras
@@ -15,6 +16,7 @@ from ..backends import backend
 from ..part import Part
 from ..region import Grid
 from . import compose
+from .rule import Rule
 
 NAME = "rows"
 
@@ -34,23 +36,31 @@ class Rows:
         return keras.ops.take(self._slots, tokens, axis=0)
 
 
-def fits(layer: keras.Layer, part: Part) -> bool:
-    """Whether the layer is an Embedding and the part whole rows of its table."""
-    return (
-        type(layer) is keras.layers.Embedding
-        and isinstance(part.region, Grid)
-        and len(part.region.axes[1]) == part.region.shape[1]
-        and not layer.lora_enabled
-        and layer.quantization_mode is None
-        and layer.embeddings is part.base
-    )
+def rule(layer: keras.Layer, parts: Collection[Part]) -> Rule | None:
+    """The rule for a stock layer of which whole rows are selected."""
+    part = rows_of(layer, parts) if type(layer) is keras.layers.Embedding else None
+    return Rule({part: NAME}, reader(layer, part)) if part is not None else None
 
 
-def call(layer: keras.Layer, part: Part, rows: Rows, inputs: Any) -> Any:
-    """The layer's call, with the table read as base and part."""
-    tokens = inputs if keras.backend.standardize_dtype(inputs.dtype) in ("int32", "int64") else None
-    tokens = keras.ops.cast(inputs, "int32") if tokens is None else tokens
-    table = compose.base_value(part.base)
-    compact = keras.ops.cast(part.variable.value, table.dtype)
-    outputs = backend.look_up(rows, tokens, table, compact)
-    return keras.ops.cast(outputs, layer.compute_dtype)
+def rows_of(layer: keras.Layer, parts: Collection[Part]) -> Part | None:
+    """The part that is whole rows of the layer's table, if there is one and the layer reads its table plainly."""
+    if layer.lora_enabled or layer.quantization_mode is not None:
+        return None
+    return next((part for part in parts if part.base is layer.embeddings and _are_rows(part)), None)
+
+
+def reader(layer: keras.Layer, part: Part) -> Callable[[Any], Any]:
+    """A look-up as the layer's, with the table read as base and part."""
+    rows = Rows(part)
+
+    def call(inputs: Any) -> Any:
+        known = keras.backend.standardize_dtype(inputs.dtype) in ("int32", "int64")
+        tokens = inputs if known else keras.ops.cast(inputs, "int32")
+        outputs = backend.look_up(rows, tokens, compose.base_value(part.base), part)
+        return keras.ops.cast(outputs, layer.compute_dtype)
+
+    return call
+
+
+def _are_rows(part: Part) -> bool:
+    return isinstance(part.region, Grid) and len(part.region.axes[1]) == part.region.shape[1]

@@ -1,30 +1,19 @@
-"""Which rule reads a part in a layer, if any: those whose backward costs what the part does. The rest is composed."""
+"""Which rule a layer reads its parts by: one whose backward costs what the part does. The rest is composed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection
 
 import keras
 
 from ..part import Part
-from . import embedding, linear
+from . import convolution, embedding, linear, reversible
+from .rule import Rule
+
+FAMILIES = (linear, convolution, embedding, reversible)
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A layer's call that reads one part in its own way, and what the table calls it."""
-
-    name: str
-    call: Callable[[Any], Any]
-
-
-def rule_for(layer: keras.Layer, part: Part) -> Rule | None:
-    """The rule for a part of a variable that the layer owns; None where only the composed read will do."""
-    if linear.fits(layer, part):
-        return Rule(linear.NAME, lambda inputs: linear.call(layer, part, inputs))
-    if embedding.fits(layer, part):
-        rows = embedding.Rows(part)
-        return Rule(embedding.NAME, lambda inputs: embedding.call(layer, part, rows, inputs))
-    return None
+def rule_for(layer: keras.Layer, parts: Collection[Part]) -> Rule | None:
+    """The rule for parts of variables that the layer owns; None where only the composed read will do."""
+    rules = (family.rule(layer, parts) for family in FAMILIES)
+    return next((rule for rule in rules if rule is not None), None)
