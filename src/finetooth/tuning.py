@@ -19,6 +19,7 @@ from .errors import TuningError
 from .naming import selectable
 from .part import FULL_PRECISION, Part
 from .patch import Change, Patch
+from .prefix import Split, splitting
 from .region import Region, Whole
 from .report.table import Table, share, size
 from .selecting import select
@@ -97,6 +98,7 @@ class Tuning:
         self._old = {path: self._regions[path].gather(bits.read(v)) for path, v in self._changing.items()}
         self._snapshot = Snapshot(model, dict(selection.items()), self._moving)
         self._patch: Patch | None = None
+        self._split: Split | None = None
         with backend.creation_scope(model):
             self._parts = {
                 path: Part(variable, selection[path], self._old[path])
@@ -136,6 +138,18 @@ class Tuning:
         """Compare every frozen bit with what it was when tuning began."""
         self._sync()
         return self._snapshot.compare(self.model)
+
+    def split(self) -> Split:
+        """The frozen prefix of a Functional or Sequential model, to compute once per example, and what is above it.
+
+        The same each time; it ends with the tuning. See `Split.features` for what is checked and what is kept.
+        """
+        if not self.active:
+            raise TuningError(f"The tuning of {self.model.name!r} has ended. Call tune again, then split.")
+        if self._split is None:
+            context = splitting(self.model, self._changing, self._parts.values(), self._rules)
+            self._split = self._attached.enter_context(context)
+        return self._split
 
     def finish(self) -> None:
         """Write the parts into the model and leave no other trace. Does nothing the second time."""
@@ -195,7 +209,7 @@ class Tuning:
         return (
             f"trains {selection.size:,} of {selection.total:,} elements ({share(selection.size, selection.total)}); "
             f"{size(4 * selection.size)} for each optimizer slot, such as a momentum",
-            "gradient: own, as in plain Keras; slice or rows, of the part alone; dense, of all of it, then gathered",
+            "gradient: own, as in plain Keras; dense, of all of it, then gathered; any other, of the part alone",
             f"statistics that move: {', '.join(self._moving) or 'none'}",
         )
 
@@ -218,8 +232,9 @@ class Tuning:
 
     def _sync(self) -> None:
         """On JAX, `fit` holds the weights during an epoch: have it write them back first."""
-        if hasattr(self.model, "jax_state_sync"):
-            self.model.jax_state_sync()
+        for model in (self.model, *((self._split.upper,) if self._split else ())):
+            if hasattr(model, "jax_state_sync"):
+                model.jax_state_sync()
 
 
 def _trains_itself(variable: keras.Variable, region: Region) -> bool:

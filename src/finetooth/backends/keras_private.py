@@ -1,11 +1,13 @@
 """The private names of Keras that finetooth cannot do without. Nothing else in the package uses any.
 
-Keras has no public way to list the layers inside a layer, to tell a statistic from a weight that someone froze, or to
-add a variable to a built layer. `tests/test_keras_private.py` fails when one of these moves.
+Keras has no public way to list the layers inside a layer, to tell a statistic from a weight that someone froze, to add
+a variable to a built layer, or to walk the graph of a model. `tests/test_keras_private.py` and `tests/test_prefix.py`
+fail when one of these moves.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -70,3 +72,28 @@ def in_stateless_scope() -> bool:
 def is_tuned(model: keras.Layer) -> bool:
     """Whether the model, or a layer of it, is being tuned."""
     return any(TUNED in layer.__dict__ for layer in layers_of(model))
+
+
+def calls_of(model: keras.Model) -> list[Any] | None:
+    """The calls a Functional or Sequential model is made of, each after those it depends on; None for other models.
+
+    A call (a node, in Keras) has an `operation`, `input_tensors` and `output_tensors`; an `is_input` one has no inputs.
+    """
+    by_depth = getattr(getattr(model, "_functional", model), "_nodes_by_depth", None)
+    return None if by_depth is None else [call for depth in sorted(by_depth, reverse=True) for call in by_depth[depth]]
+
+
+def call_again(call: Any, tensors: Mapping[int, Any]) -> Any:
+    """Repeat a call of an operation with other symbolic tensors, given by the ids of those it had."""
+    args, kwargs = call.arguments.fill_in(tensors)
+    return call.operation(*args, **kwargs)
+
+
+def calls_in(operation: Any) -> list[Any]:
+    """The calls of the operation; the list itself, to which Keras appends and by whose order it finds them."""
+    return operation._inbound_nodes
+
+
+def calls_out(operation: Any) -> list[Any]:
+    """The calls that take what the operation made; the list itself."""
+    return operation._outbound_nodes
