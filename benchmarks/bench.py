@@ -1,99 +1,146 @@
 """What a step costs, against the alternatives in the same run: one process per backend, interleaved repeats.
 
-    python benchmarks/bench.py [BACKEND ...] [--quick] [--json FILE]
+    python benchmarks/bench.py [BACKEND ...] [--quick] [--only WORKLOAD ...] [--json FILE] [--plot FILE]
 
-Each contender trains the same model on the same batches through stock `fit`. A round runs one epoch of every contender
-in turn; the first round, which compiles, is not counted. The table shows the median step time, the spread of the rounds
-(largest over smallest), the ratio to finetooth, and how many weights that should be frozen moved.
+Each contender of a workload trains the same model from the same weights on the same batches, with Adam. Those that say
+"own loop", the floors written by hand and the libraries of others run in a plain loop of their backend, the rest
+through stock `fit`. A round runs one epoch of every contender in turn; the first round, which compiles, is counted
+apart. The table shows:
+
+    ms/step       the median of the rounds; what a call of `fit` does before its epoch begins is not in it
+    spread        the slowest round over the fastest
+    x first       the median, relative to the first contender's
+    compile s     how much longer the first epoch took
+    state         the elements that the optimizer keeps beside the weights
+    peak MiB      memory for building and training, in a process of its own, beyond that of the imports
+    frozen moved  how many of the weights that this way promises to freeze have changed any bit
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 BACKENDS = ("tensorflow", "jax", "torch")
+PACKAGES = {
+    "tensorflow": ("tensorflow-cpu", "keras", "numpy"),
+    "jax": ("jax", "optax", "keras", "numpy"),
+    "torch": ("torch", "peft", "transformers", "keras", "numpy"),
+}
+PEERS = {"jax": "peers_jax", "torch": "peers_torch"}
+BUILD = Path(__file__).parent.parent / "build"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("backends", nargs="*", choices=[*BACKENDS, []], help="default: all three")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
-    parser.add_argument("--one", choices=BACKENDS, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
+    arguments = parsed()
     if arguments.one:
-        print(json.dumps(measure(rounds=3 if arguments.quick else 7)))
+        arguments.json.write_text(json.dumps(measured(arguments.one, arguments.quick, arguments.only)))
         return 0
+    from goals import goals_table
+    from plot import plot
+    from report import tables
+
+    start = time.perf_counter()
     results = {}
     for backend in arguments.backends or BACKENDS:
-        command = [sys.executable, __file__, "--one", backend, *(["--quick"] if arguments.quick else [])]
-        environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        if done.returncode:
-            print(done.stderr, file=sys.stderr)
-            return 1
-        results[backend] = json.loads(done.stdout.strip().splitlines()[-1])
-        show(backend, results[backend])
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1))
-    return 0
+        results[backend] = in_process(backend, arguments)
+        print(tables(backend, results[backend]), flush=True)
+    print(f"\n{goals_table(results)}")
+    facts = {"machine": machine(), "seconds": time.perf_counter() - start, "backends": results}
+    for path in (arguments.json, arguments.plot):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps(facts, indent=1))
+    plot(results, arguments.plot)
+    print(f"\n{facts['machine']}. {facts['seconds']:.0f} seconds. Wrote {arguments.json} and {arguments.plot}.")
+    rows = [row for r in results.values() for w in r["workloads"].values() for row in w["contenders"].values()]
+    return int(any("error" in row for row in rows))
 
 
-def show(backend: str, result: dict) -> None:
-    print(f"\n{backend}: {result['versions']}, {result['machine']}")
-    for workload, contenders in result["workloads"].items():
-        print(f"\n  {workload}")
-        print(f"  {'':<34}{'ms/step':>9}{'spread':>8}{'x finetooth':>13}{'state':>12}{'frozen moved':>14}")
-        ours = contenders["finetooth"]["ms"]
-        for name, row in contenders.items():
-            moved = "-" if row["moved"] is None else f"{row['moved']:,}"
-            state = f"{row['state']:,}"
-            print(f"  {name:<34}{row['ms']:>9.2f}{row['spread']:>8.2f}{row['ms'] / ours:>13.2f}{state:>12}{moved:>14}")
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("backends", nargs="*", choices=[*BACKENDS, []], help="default: all three")
+    parser.add_argument("--quick", action="store_true", help="fewer workloads, contenders and rounds; no memory")
+    parser.add_argument("--only", nargs="+", metavar="WORKLOAD", help="these workloads only")
+    parser.add_argument("--json", type=Path, default=BUILD / "bench.json", help="where the numbers go")
+    parser.add_argument("--plot", type=Path, default=BUILD / "bench.png", help="where the plot goes")
+    parser.add_argument("--one", choices=BACKENDS, help=argparse.SUPPRESS)
+    return parser.parse_args()
 
 
-def measure(rounds: int) -> dict:
-    import keras
-    from workloads import WORKLOADS
-
-    workloads = {}
-    for workload in WORKLOADS:
-        contenders = {name: make() for name, make in workload.contenders.items()}
-        times: dict[str, list[float]] = {name: [] for name in contenders}
-        for round_number in range(rounds + 1):
-            for name, contender in contenders.items():
-                seconds = epoch(contender.fit)
-                if round_number:
-                    times[name].append(1000 * seconds / workload.steps)
-        workloads[workload.name] = {
-            name: {
-                "ms": statistics.median(times[name]),
-                "spread": max(times[name]) / min(times[name]),
-                "state": contender.state(),
-                "moved": contender.moved(),
-            }
-            for name, contender in contenders.items()
-        }
-    backend = sys.modules[keras.backend.backend()]
-    return {
-        "versions": f"keras {keras.__version__}, {backend.__name__} {backend.__version__}",
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
-        "workloads": workloads,
-    }
+def in_process(backend: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """All the measurements of one backend, taken in a process of its own."""
+    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "result.json"
+        command = [sys.executable, __file__, "--one", backend, "--json", str(file)]
+        command += ["--quick"] if arguments.quick else []
+        command += ["--only", *arguments.only] if arguments.only else []
+        # Backends talk on the error stream, about themselves; it matters only when they fail.
+        with (Path(folder) / "errors").open("w+") as errors:
+            done = subprocess.run(command, env=environment, stderr=errors)
+            if done.returncode:
+                errors.seek(0)
+                sys.exit(f"{errors.read()}\n{backend} failed with status {done.returncode}.")
+        return json.loads(file.read_text())
 
 
-def epoch(fit: Callable[[], None]) -> float:
-    start = time.perf_counter()
-    fit()
-    return time.perf_counter() - start
+def measured(backend: str, quick: bool, only: list[str] | None) -> dict[str, Any]:
+    from measure import peak_memory, released, timed
+    from workloads import all_workloads
+
+    workloads = all_workloads()
+    peers = importlib.import_module(PEERS[backend]).contenders() if backend in PEERS else {}
+    makes = {}
+    for workload in workloads:
+        every = workload.contenders | peers.get(workload.name, {})
+        makes[workload.name] = {name: every[name] for name in every if not quick or name in workload.quick}
+    chosen = [w for w in workloads if makes[w.name] and (not only or w.name in only)]
+    peaks: dict[str, dict[str, float | None]] = {workload.name: {} for workload in chosen}
+    for workload in chosen if not quick else []:  # before anything is computed in this process
+        data = workload.data(3)
+        for name, make in makes[workload.name].items():
+            if name in workload.memory:
+                progress(f"{backend}: memory, {workload.name}, {name}")
+                peaks[workload.name][name] = peak_memory(make, data)
+    results = {}
+    for workload in chosen:
+        progress(f"{backend}: {workload.name}")
+        start = time.perf_counter()
+        data = workload.data(workload.steps // 2 if quick else workload.steps)
+        rows = timed(makes[workload.name], data, 3.0 if quick else 20.0)
+        for name, row in rows.items():
+            row["peak_mib"] = peaks[workload.name].get(name)
+        seconds = time.perf_counter() - start
+        results[workload.name] = {"title": workload.title, "contenders": rows, "seconds": seconds}
+        released()
+    versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES[backend])
+    return {"versions": versions, "workloads": results}
+
+
+def progress(text: str) -> None:
+    print(f"{text} ...", flush=True)
+
+
+def machine() -> str:
+    return f"{processor()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
+
+
+def processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

@@ -1,136 +1,116 @@
-"""What a step costs on one GPU, on JAX or PyTorch: `KERAS_BACKEND=torch python benchmarks/gpu.py`.
+"""What a step costs on one GPU, on JAX or PyTorch.
 
-Data stays on the device and steps run back to back, so that what is measured is the step. Each row is a model of its
-own; the ratio is to the floor of its group, the same model training its biases only (or, for the table, nothing of it).
+    KERAS_BACKEND=torch python benchmarks/gpu.py [GROUP ...] [--only TEXT ...] [--alone] [--tiny] [--json FILE]
+
+Data stays on the device and steps run back to back, so that what is measured is the step: on JAX compiled and with its
+state donated, as in `fit`; on PyTorch eager. The contenders of a group are built one by one and then take turns: a
+round is some steps of each of them. Weights are bfloat16, and so is the optimizer's state, where a contender does not
+choose otherwise: finetooth's parts are float32. The table shows:
+
+    ms/step       the median of the rounds
+    x floor       the same, relative to the group's first contender, the least that a step can cost
+    peak MiB      weights, optimizer state, data and everything else that is alive during a step: on PyTorch the most
+                  that was allocated, on JAX what the compiled step needs (arguments + new results + temporaries)
+    trained       the elements that the optimizer is given
+    frozen moved  how many of the weights that this way promises to freeze have changed any bit
+    ready s       for building, preparing, compiling and the first three steps
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import argparse
+import json
+import platform
+import sys
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
 import keras
-import numpy as np
+from gpu.goals import goals_table
+from gpu.groups import TINY, Group, Sizes, groups
+from gpu.measure import measured
+from gpu.optimizers import RATE
+from gpu.run import backend
 
-import finetooth as ft
+import finetooth
+from finetooth.report.table import Table
 
-BACKEND = keras.backend.backend()
-L = keras.layers
-WIDTH, DEPTH, STEPS = 4096, 8, 20
-
-if BACKEND == "torch":
-    import torch
-else:
-    import jax
-
-
-def dense() -> keras.Model:
-    layers = [L.Dense(WIDTH, "relu", name=f"d{i}", dtype="bfloat16") for i in range(DEPTH)]
-    return keras.Sequential([keras.Input((WIDTH,), dtype="bfloat16"), *layers])
+NAMES = ("dense", "dense-few", "embedding", "points", "llama")
+COLUMNS = ("", "ms/step", "x floor", "peak MiB", "trained", "frozen moved", "ready s")
 
 
-def table() -> keras.Model:
-    tokens = keras.Input((), dtype="int32")
-    x = L.Embedding(256_000, 2048, name="table", dtype="bfloat16")(tokens)
-    return keras.Model(tokens, x + L.Dense(1, name="top", dtype="bfloat16")(x))
+def main() -> int:
+    arguments = parsed()
+    facts = {"versions": versions(), "device": backend.device_name(), "tiny": arguments.tiny, "groups": {}}
+    print(f"{facts['device']}: {facts['versions']}", flush=True)
+    if arguments.tiny:
+        print("Tiny: this shows that everything runs. The times mean nothing.")
+    every = groups(TINY if arguments.tiny else Sizes())
+    for name in arguments.groups or NAMES:
+        group = replace(every[name], steps=2, rounds=2) if arguments.tiny else every[name]
+        print(f"\n{name}: {group.title}", flush=True)
+        rows = measured(group, chosen(group, arguments.only), arguments.alone)
+        facts["groups"][name] = {"title": group.title, "contenders": rows}
+        print(f"\n{table(name, rows)}\n\n{goals_table(name, rows) or ''}", flush=True)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(facts, indent=1))
+    return int(any("error" in row for group in facts["groups"].values() for row in group["contenders"].values()))
 
 
-def biases_only(model: keras.Model) -> None:
-    for variable in model.trainable_variables:
-        variable.trainable = variable.name == "bias"
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("groups", nargs="*", metavar="GROUP", choices=[*NAMES, []], help=f"default: {', '.join(NAMES)}")
+    parser.add_argument("--only", nargs="+", metavar="TEXT", help="the floor, and contenders whose names hold a TEXT")
+    parser.add_argument("--alone", action="store_true", help="one contender on the device at a time, not in turns")
+    parser.add_argument("--tiny", action="store_true", help="small, few steps: whether it runs, not what it costs")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the numbers go, after each group")
+    return parser.parse_args()
 
 
-def everything(model: keras.Model) -> None:
-    """Plain training."""
+def versions() -> str:
+    named = [f"Python {platform.python_version()}", f"finetooth {finetooth.__version__}"]
+    for package in ("keras", keras.backend.backend(), "peft", "transformers"):
+        try:
+            named.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            named.append(f"no {package}")
+    return ", ".join(named)
 
 
-def tuned(*what, reading="auto") -> Callable[[keras.Model], None]:
-    return lambda model: ft.tune(model, ft.select(model, *what), reading=reading)
+def chosen(group: Group, only: list[str] | None) -> list[str]:
+    floor, *others = group.contenders
+    return [floor, *(name for name in others if not only or any(text in name for text in only))]
 
 
-def stepper(model: keras.Model, x, y) -> Callable[[], None]:
-    """One training step with Adam, and the wait for it, written with what Keras offers for own loops."""
-    optimizer = keras.optimizers.Adam(1e-4)
-    variables = model.trainable_variables
-    optimizer.build(variables)
-
-    def loss_of(outputs):
-        return keras.ops.mean(keras.ops.square(keras.ops.cast(outputs, "float32") - y))
-
-    if BACKEND == "torch":
-
-        def step():
-            model.zero_grad()
-            loss_of(model(x, training=True)).backward()
-            with torch.no_grad():
-                optimizer.apply([v.value.grad for v in variables], variables)
-
-        return step
-    state = [[v.value for v in side] for side in (variables, model.non_trainable_variables, optimizer.variables)]
-
-    @jax.jit
-    def run(trainable, frozen, slots):
-        gradients = jax.grad(lambda t: loss_of(model.stateless_call(t, frozen, x, training=True)[0]))(trainable)
-        return optimizer.stateless_apply(slots, gradients, trainable)
-
-    def step():
-        state[0], state[2] = run(*state)
-        return state
-
-    return step
+def table(name: str, rows: dict[str, dict[str, Any]]) -> Table:
+    floor = next(iter(rows.values())).get("ms")
+    notes = [f"{contender}: {row['error']}" for contender, row in rows.items() if "error" in row]
+    still = [contender for contender, row in rows.items() if row.get("trained_moved") == 0]
+    if still:
+        notes.append(f"Steps of {RATE:g} were rounded away in all of what these train: {'; '.join(still)}")
+    return Table(
+        title=f"{keras.backend.backend()}: {name}",
+        columns=COLUMNS,
+        rows=[(contender, *cells(row, floor)) for contender, row in rows.items()],
+        right=COLUMNS[1:],
+        caption=notes,
+    )
 
 
-def wait(result) -> None:
-    if BACKEND == "torch":
-        torch.cuda.synchronize()
-    else:
-        jax.block_until_ready(result)
-
-
-def measure(make: Callable[[], keras.Model], prepare: Callable[[keras.Model], None], x, y) -> float:
-    model = make()
-    prepare(model)
-    step = stepper(model, x, y)
-    for _ in range(3):
-        wait(step())
-    start = time.perf_counter()
-    for _ in range(STEPS):
-        result = step()
-    wait(result)
-    return 1000 * (time.perf_counter() - start) / STEPS
-
-
-def group(title: str, make, contenders: dict, x, y) -> None:
-    print(f"\n{title}")
-    times = {name: measure(make, prepare, x, y) for name, prepare in contenders.items()}
-    floor = next(iter(times.values()))
-    for name, milliseconds in times.items():
-        print(f"  {name:<28}{milliseconds:>9.3f} ms{milliseconds / floor:>8.2f} x floor", flush=True)
-
-
-def main() -> None:
-    device = torch.cuda.get_device_name() if BACKEND == "torch" else jax.devices()[0].device_kind
-    print(f"{BACKEND}, Keras {keras.__version__}, {device}")
-    rng = np.random.default_rng(0)
-    rows, columns = "*/kernel[:205]", "*/kernel[:, :205]"
-    for count in (8192, 1024):
-        x = keras.ops.cast(rng.normal(size=(count, WIDTH)).astype("float32"), "bfloat16")
-        contenders = {
-            "biases only": biases_only,
-            "finetooth, 5% rows": tuned(rows),
-            "finetooth, 5% columns": tuned(columns),
-            "composed, 5% columns": tuned(columns, reading="composed"),
-            "full Adam": everything,
-        }
-        group(f"{DEPTH} x Dense({WIDTH}), bfloat16, {count} tokens", dense, contenders, x, keras.ops.zeros(()))
-    tokens = keras.ops.convert_to_tensor(rng.integers(0, 256_000, 8192).astype("int32"))
-    contenders = {
-        "frozen table": biases_only,
-        "finetooth, 10 rows": tuned("table/embeddings[255990:]", "top/bias"),
-        "composed, 10 rows": tuned("table/embeddings[255990:]", "top/bias", reading="composed"),
-    }
-    group("embedding 256,000 x 2048, bfloat16, 8192 look-ups", table, contenders, tokens, keras.ops.zeros(()))
+def cells(row: dict[str, Any], floor: float | None) -> tuple[str, ...]:
+    if "error" in row:
+        return ("failed", *("",) * (len(COLUMNS) - 2))
+    return (
+        f"{row['ms']:.3f}",
+        "-" if floor is None else f"{row['ms'] / floor:.3f}",
+        "-" if row["peak_mib"] is None else f"{row['peak_mib']:,.1f}",
+        f"{row['trained']:,}",
+        "-" if row["moved"] is None else f"{row['moved']:,}",
+        f"{row['ready_s']:.1f}",
+    )
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
