@@ -117,7 +117,7 @@ def pull_back(function: Callable[[jax.Array], jax.Array], at: Any, dy: jax.Array
 
 
 def product_costs() -> ProductCosts:
-    return ProductCosts(500, 1.5, 90) if jax.default_backend() == "cpu" else ProductCosts(6900, 2.5, 1200)
+    return ProductCosts(800, 1, 170) if jax.default_backend() == "cpu" else ProductCosts(6900, 2.5, 1200)
 
 
 def alignment() -> int:

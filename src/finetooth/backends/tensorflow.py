@@ -108,7 +108,7 @@ def pull_back(function: Callable[[tf.Tensor], tf.Tensor], at: tf.Tensor, dy: tf.
 
 
 def product_costs() -> ProductCosts:
-    return ProductCosts(400, 1.5, 90)
+    return ProductCosts(800, 1, 170)
 
 
 def alignment() -> int:

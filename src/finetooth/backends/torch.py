@@ -144,7 +144,7 @@ def pull_back(function: Callable[[torch.Tensor], torch.Tensor], at: torch.Tensor
 
 
 def product_costs() -> ProductCosts:
-    return ProductCosts(8, 1.5, 90) if _on_cpu() else ProductCosts(4700, 20, 1500)
+    return ProductCosts(10, 1, 170) if _on_cpu() else ProductCosts(4700, 20, 1500)
 
 
 def alignment() -> int:
