@@ -98,13 +98,16 @@ def measured(backend: str, quick: bool, only: list[str] | None) -> dict[str, Any
     from measure import peak_memory, released, timed
     from workloads import all_workloads
 
-    workloads = all_workloads()
+    workloads = {workload.name: workload for workload in all_workloads()}
     peers = importlib.import_module(PEERS[backend]).contenders() if backend in PEERS else {}
+    if only and not set(only) <= set(workloads):
+        sys.exit(f"There is no workload {', '.join(set(only) - set(workloads))}; there are {', '.join(workloads)}.")
+    chosen = [workloads[name] for name in only or workloads if only or not quick or workloads[name].quick]
     makes = {}
-    for workload in workloads:
+    for workload in chosen:
         every = workload.contenders | peers.get(workload.name, {})
-        makes[workload.name] = {name: every[name] for name in every if not quick or name in workload.quick}
-    chosen = [w for w in workloads if makes[w.name] and (not only or w.name in only)]
+        few = workload.quick if quick and workload.quick else every
+        makes[workload.name] = {name: make for name, make in every.items() if name in few}
     peaks: dict[str, dict[str, float | None]] = {workload.name: {} for workload in chosen}
     for workload in chosen if not quick else []:  # before anything is computed in this process
         data = workload.data(3)

@@ -30,14 +30,15 @@ class Split:
     outputs, under the same names; compile and fit it, and the model is trained. It ends with the tuning.
 
     >>> import keras, finetooth as ft
-    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="a"), keras.layers.Dense(1, name="b")])
+    >>> layers = [keras.layers.Dense(3, name="a"), keras.layers.Dense(1, name="b")]
+    >>> model = keras.Sequential([keras.Input((4,)), *layers], name="net")
     >>> x, y = keras.ops.ones((8, 4)), keras.ops.ones((8, 1))
     >>> with ft.tune(model, "b/*") as tuning:
     ...     split = tuning.split()
     ...     split.upper.compile("adam", "mse")
     ...     _ = split.upper.fit(split.features(x, verbose=0), y, epochs=5, verbose=0)
     >>> print(tuning.verify(), repr(split))
-    Verified: all 15 frozen elements keep their bits. <Split of 'sequential' after 'a', 12 B per example>
+    Verified: all 15 frozen elements keep their bits. <Split of 'net' after 'a', 12 B per example>
     """
 
     def __init__(self, cut: Cut, lower: keras.Model, upper: keras.Model):
