@@ -342,3 +342,17 @@ def test_single_elements_subclasses_and_adapted_layers_are_composed():
     with ft.tune(model, part) as tuning:
         assert len(tuning.table().rows) == 4
         assert {row[-1] for row in tuning.table().rows} == {"dense"}
+
+
+if BACKEND == "torch":
+
+    @pytest.mark.long
+    @pytest.mark.filterwarnings("ignore")  # torch.compile warns about Keras, and about itself
+    def test_compiled_layers_of_several_shapes():
+        kinds = ("image", "depthwise")
+        grids = uneven_grids(*kinds)
+        _, composed, _ = train(grids, kinds, "composed")
+        _, compiled, names = train(grids, kinds, mode={"jit_compile": True})
+        assert set(names.values()) == {"slice"}
+        for path in compiled:
+            np.testing.assert_allclose(compiled[path], composed[path], 1e-5, 2e-6, err_msg=path)

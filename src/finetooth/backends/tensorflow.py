@@ -124,18 +124,20 @@ def sampled_product(samples: tuple[tf.Tensor, tf.Tensor], a: tf.Tensor, b: tf.Te
     return tf.reduce_sum(tf.gather(tf.transpose(a), rows) * tf.gather(tf.transpose(b), columns), axis=1)
 
 
-def look_up(rows: Any, tokens: tf.Tensor, table: tf.Tensor, part: Any) -> tf.Tensor:
+def look_up(rows: Any, tokens: tf.Tensor, table: Any, part: Any) -> tf.Tensor:
+    # Straight from the variable: as a tensor it would be copied. And outside, where its gradient is nobody's concern.
+    frozen = tf.stop_gradient(keras.ops.take(table, tokens, axis=0))
+    slots = rows.slots(tokens)
+
     @tf.custom_gradient
     def run(value: tf.Tensor) -> Any:
-        slots = rows.slots(tokens)
-        own = tf.gather(tf.cast(value, table.dtype), tf.maximum(slots, 0))
-
         def gradient(dy: Any) -> tf.Tensor:
             # Negative segments, the tokens of frozen rows, are left out of the sum.
             dy = tf.cast(tf.convert_to_tensor(dy), value.dtype)
             return tf.math.unsorted_segment_sum(dy, slots, rows.count)
 
-        return tf.where(slots[..., None] >= 0, own, keras.ops.take(table, tokens, axis=0)), gradient
+        own = tf.gather(tf.cast(value, frozen.dtype), tf.maximum(slots, 0))
+        return tf.where(slots[..., None] >= 0, own, frozen), gradient
 
     return run(tf.convert_to_tensor(part.variable.value))
 

@@ -31,6 +31,7 @@ def take(value: torch.Tensor, axis: int, where: Any) -> torch.Tensor:
     return value.index_select(axis, where)
 
 
+@torch.compiler.disable  # PyTorch compiles it for one layer, and fails when another has ranges of its own
 def put(value: torch.Tensor, axes: Axes, part: torch.Tensor) -> torch.Tensor:
     (axis, where), *rest = axes
     part = put(take(value, axis, where), rest, part) if rest else part
@@ -83,6 +84,10 @@ class _Attach(torch.autograd.Function):
 
 
 def contract(operation: Any, x: torch.Tensor, kernel: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    if (
+        torch.compiler.is_compiling()
+    ):  # which fails on `_Attach` for layers of several shapes; the kernel is composed then
+        return operation.forward(x, kernel)
     # The gradient for x is PyTorch's own: it keeps nothing for a kernel that takes none.
     outputs = operation.forward(x, kernel.detach())
     if not part.requires_grad or not torch.is_grad_enabled():
@@ -191,11 +196,10 @@ def look_up(rows: Any, tokens: torch.Tensor, table: torch.Tensor, part: Any) -> 
     value = part.variable.value
     if write_live(part):
         outputs = keras.ops.take(table, tokens, axis=0)
-    else:
-        slots = rows.slots(tokens)
-        own = value.detach().to(table.dtype)[slots.clamp(min=0)]
-        outputs = torch.where(slots.unsqueeze(-1) >= 0, own, keras.ops.take(table, tokens, axis=0))
-    return _SumByRow.apply(rows, outputs.detach(), tokens, value) if torch.is_grad_enabled() else outputs
+        return _SumByRow.apply(rows, outputs.detach(), tokens, value) if torch.is_grad_enabled() else outputs
+    slots = rows.slots(tokens)
+    own = value.to(table.dtype)[slots.clamp(min=0)]
+    return torch.where(slots.unsqueeze(-1) >= 0, own, keras.ops.take(table, tokens, axis=0))
 
 
 def write_live(part: Any) -> bool:
