@@ -14,7 +14,7 @@ test: lint
 test-long: $(VENV)/test.stamp
 	$(BIN)/python tests/run.py --long
 
-# BENCH=quick for three minutes instead of twenty.
+# BENCH=quick for the most important part of it.
 bench: $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/bench.py $(if $(filter quick,$(BENCH)),--quick)
 
