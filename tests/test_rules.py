@@ -86,7 +86,7 @@ def grids(draw, shape, whole_rows):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=5, deadline=None, derandomize=True)
+@settings(max_examples=3, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_a_rule_equals_the_composed_read_for_any_grid(kind, data):
     name = KINDS[kind]()[2]
