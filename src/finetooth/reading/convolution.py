@@ -146,7 +146,8 @@ def _stages(layer: keras.Layer) -> list[Stage]:
     depthwise = functools.partial(keras.ops.depthwise_conv, **options)
     if kind in DEPTHWISE:
         return [Stage(layer.kernel, depthwise, _depthwise, *padding)]
-    pointwise = functools.partial(keras.ops.conv, **form)
+    # Dilation is nothing to a single tap, but Keras has it, and another algorithm may be chosen for it.
+    pointwise = functools.partial(keras.ops.conv, dilation_rate=layer.dilation_rate, **form)
     return [
         Stage(layer.depthwise_kernel, depthwise, _depthwise, *padding),
         Stage(layer.pointwise_kernel, pointwise, functools.partial(_plain, 1), last),
