@@ -13,7 +13,7 @@ from .backends import keras_private
 from .errors import PatchError
 from .naming import weights_by_path
 from .region import Region, points
-from .report.table import Table, share, size
+from .report.table import Shown, Table, share, size
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class Change:
         return int(np.count_nonzero(bits.differing(self.old, self.new)))
 
 
-class Patch:
+class Patch(Shown):
     """The selected elements of a model before and after training: `{variable path: Change}`.
 
     `apply` and `revert` compare the model with what the patch expects first, and write only when all of it fits, so a
@@ -98,12 +98,6 @@ class Patch:
                 f"{share(sum(c.moved for c in self._changes.values()), self.size)} moved",
             ),
         )
-
-    def __str__(self) -> str:
-        return str(self.table())
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
 
     def __repr__(self) -> str:
         return f"<Patch of {self.size:,} elements in {len(self._changes)} variables>"

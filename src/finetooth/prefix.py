@@ -18,12 +18,12 @@ from .cutting import Cut, alone, cut, halves
 from .errors import TuningError
 from .gathering import gathering
 from .part import Part
-from .report.table import Table, size
+from .report.table import Shown, Table, size
 
 _CHECKED = 4  # examples; enough to see that they are mixed, few enough to run as in training without a compiler
 
 
-class Split:
+class Split(Shown):
     """A tuned model in two: `lower`, which nothing trains, and `upper`, which trains. Made by `Tuning.split`.
 
     Both are Functional models of the very layers of the model. `upper` takes what `lower` makes and has the model's
@@ -131,15 +131,6 @@ class Split:
                 f"above, trained: {_names(self._cut.above)}",
             ),
         )
-
-    def __str__(self) -> str:
-        return str(self.table())
-
-    def __rich__(self) -> Any:
-        return self.table().__rich__()
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
 
     def __repr__(self) -> str:
         makers = ", ".join(map(repr, self._cut.makers))

@@ -9,7 +9,7 @@ from typing import Any
 
 from .errors import SelectionError
 from .region import Region, Whole, empty
-from .report.table import Table, share
+from .report.table import Shown, Table, share
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Weight:
         return math.prod(self.shape)
 
 
-class Selection:
+class Selection(Shown):
     """A set of elements of a model's weights: `{variable path: Region}`.
 
     Selections are made by `select`, `heads` and `top`. They combine with `|`, `&`, `-` and `~` (everything else in
@@ -167,15 +167,6 @@ class Selection:
             right=("elements", "of variable"),
             caption=(f"{self.size:,} of {self.total:,} elements selected ({share(self.size, self.total)})",),
         )
-
-    def __rich__(self) -> Any:
-        return self.table().__rich__()
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
-
-    def __str__(self) -> str:
-        return str(self.table())
 
     def __repr__(self) -> str:
         return f"<Selection of {self.size:,} elements in {len(self._regions)} variables>"

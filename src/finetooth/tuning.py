@@ -21,7 +21,7 @@ from .part import FULL_PRECISION, Part
 from .patch import Change, Patch
 from .prefix import Split, splitting
 from .region import Region, Whole
-from .report.table import Table, share, size
+from .report.table import Shown, Table, share, size
 from .selecting import select
 from .selection import Selection
 from .verification import Snapshot, Verification
@@ -72,7 +72,7 @@ def tune(
     return Tuning(model, select(model, selection), statistics, reading)
 
 
-class Tuning:
+class Tuning(Shown):
     """A model that trains only a selection. Made by `tune`.
 
     >>> import keras, finetooth as ft
@@ -216,15 +216,6 @@ class Tuning:
     def summary(self) -> None:
         """Print the table."""
         print(self)
-
-    def __str__(self) -> str:
-        return str(self.table())
-
-    def __rich__(self) -> Any:
-        return self.table().__rich__()
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
 
     def __repr__(self) -> str:
         state = "active" if self.active else "finished"

@@ -63,6 +63,22 @@ class Table:
         )
 
 
+class Shown:
+    """Mixed into what is shown as its table: printed, in rich output and in notebooks."""
+
+    def table(self) -> Table:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return str(self.table())
+
+    def __rich__(self) -> RichTable:
+        return self.table().__rich__()
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()
+
+
 def clean(text: str) -> str:
     """The text with control and direction characters spelled out, so that a name cannot steer a terminal."""
     return "".join(f"\\u{ord(c):04x}" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
