@@ -816,6 +816,18 @@ def test_a_split_model_can_be_freed():
     assert not [o for o in gc.get_objects() if isinstance(o, keras.Model) and o.name.endswith("_upper")]
 
 
+def test_the_upper_model_is_all_one_needs_to_hold():
+    (x,) = data((6,))
+    split = ft.tune(residual(), "c/*").split()
+    upper, features = split.upper, split.features(x, verbose=0)
+    del split
+    gc.collect()
+    upper.compile("sgd", "mse")
+    before = np.array(upper.get_layer("c").kernel.numpy())
+    upper.fit(features, np.ones((len(x), 3)), verbose=0)
+    assert (upper.get_layer("c").kernel.numpy() != before).any()
+
+
 def test_what_is_printed():
     model = residual()
     with ft.tune(model, ft.select(model, "c/*", "out/*")) as tuning:

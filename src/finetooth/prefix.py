@@ -20,6 +20,7 @@ from .gathering import gathering
 from .part import Part
 from .report.table import Shown, Table, size
 
+_WHOLE = "_finetooth_whole"
 _CHECKED = 4  # examples; enough to see that they are mixed, few enough to run as in training without a compiler
 
 
@@ -187,6 +188,9 @@ def splitting(
     with ExitStack() as stack:
         lower, upper = stack.enter_context(halves(place))
         split = Split(place, lower, upper)
+        for half in (lower, upper):  # whoever holds one of them need not hold the model, and with it the tuning
+            half.__dict__[_WHOLE] = model
+            stack.callback(half.__dict__.pop, _WHOLE)
         stack.callback(split._close)
         stack.enter_context(sharing(lower, (), rules))
         stack.enter_context(sharing(upper, parts, rules))
