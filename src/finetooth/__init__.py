@@ -5,9 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .errors import FinetoothError as FinetoothError
+    from .errors import PartError as PartError
     from .errors import PatchError as PatchError
     from .errors import SelectionError as SelectionError
     from .errors import TuningError as TuningError
+    from .forward import Pass as Pass
+    from .forward import gradients as gradients
+    from .lazy import LazyOptimizer as LazyOptimizer
+    from .optimizer import SelectiveOptimizer as SelectiveOptimizer
+    from .part import Part as Part
     from .patch import Change as Change
     from .patch import Patch as Patch
     from .patch import diff as diff
@@ -28,9 +34,15 @@ __version__ = "0.1.0"
 # command line answers at once.
 _HOME = {
     "FinetoothError": "errors",
+    "PartError": "errors",
     "PatchError": "errors",
     "SelectionError": "errors",
     "TuningError": "errors",
+    "Pass": "forward",
+    "gradients": "forward",
+    "LazyOptimizer": "lazy",
+    "SelectiveOptimizer": "optimizer",
+    "Part": "part",
     "Change": "patch",
     "Patch": "patch",
     "diff": "patch",

@@ -19,13 +19,13 @@ from .backends import backend, keras_private
 from .errors import TuningError
 from .hooks import hooked
 from .naming import weights_by_path
-from .part import Part
 from .reading import compose, embedding
 from .reading.rule import Rule
 from .reading.rules import rule_for
+from .trained import Trained
 
 Layers = Mapping[keras.Layer, frozenset[int]]  # every layer, outer ones first, with the ids of the weights inside it
-Owned = Mapping[keras.Layer, list[Part]]  # every layer, with the parts of its own variables
+Owned = Mapping[keras.Layer, list[Trained]]  # every layer, with the parts of its own variables
 
 
 def statistics_of(layer: keras.Layer) -> list[keras.Variable]:
@@ -49,11 +49,11 @@ def moving_statistics(model: keras.Model, selected: Collection[keras.Variable]) 
 @contextmanager
 def attached(
     model: keras.Model,
-    parts: Collection[Part],
+    parts: Collection[Trained],
     themselves: Collection[keras.Variable],
     moving: Collection[keras.Variable],
     only_composed: bool,
-) -> Iterator[dict[Part, str]]:
+) -> Iterator[dict[Trained, str]]:
     """While open, the model trains the parts and the variables that train `themselves`, and nothing else.
 
     `moving` are the statistics that layers may update. Gives the names of the rules by which parts are read; a part
@@ -77,7 +77,7 @@ def attached(
 
 
 @contextmanager
-def sharing(model: keras.Model, parts: Collection[Part], names: Mapping[Part, str]) -> Iterator[None]:
+def sharing(model: keras.Model, parts: Collection[Trained], names: Mapping[Trained, str]) -> Iterator[None]:
     """While open, a model made of layers of a tuned one trains their parts as that one does, and as safely."""
     layers = {layer: frozenset(id(v) for v in layer.weights) for layer in keras_private.layers_of(model)}
     owned = _owned(layers, parts)
@@ -88,7 +88,7 @@ def sharing(model: keras.Model, parts: Collection[Part], names: Mapping[Part, st
         yield
 
 
-def _merged(parts: Collection[Part], names: Mapping[Part, str]) -> list[Part]:
+def _merged(parts: Collection[Trained], names: Mapping[Trained, str]) -> list[Trained]:
     """The parts that a step reads merged with their base: all but those whose rows are looked up."""
     return [part for part in parts if names.get(part) != embedding.NAME]
 
@@ -106,7 +106,7 @@ def _marked(layer: keras.Layer) -> Iterator[None]:
 def _flags(
     model: keras.Model,
     layers: Layers,
-    parts: Collection[Part],
+    parts: Collection[Trained],
     themselves: Collection[keras.Variable],
     moving: Collection[keras.Variable],
 ) -> Iterator[None]:
@@ -143,7 +143,7 @@ def _with_flag(trainable: bool) -> Callable[..., Any]:
 
 
 @contextmanager
-def _listed(layers: Layers, parts: Collection[Part]) -> Iterator[None]:
+def _listed(layers: Layers, parts: Collection[Trained]) -> Iterator[None]:
     """The parts are weights of every layer that owns their base; what is saved or given out does not show them."""
     owned = _owned(layers, parts)
     with ExitStack() as stack:
@@ -157,7 +157,7 @@ def _listed(layers: Layers, parts: Collection[Part]) -> Iterator[None]:
         yield
 
 
-def _owned(layers: Layers, parts: Collection[Part]) -> Owned:
+def _owned(layers: Layers, parts: Collection[Trained]) -> Owned:
     return {
         layer: [part for part in parts if any(v is part.base for v in keras_private.own_variables(layer))]
         for layer in layers
@@ -179,7 +179,7 @@ def _hidden(owned: Owned) -> Iterator[None]:
         _each(keras_private.track, owned)
 
 
-def _hook_weight_lists(stack: ExitStack, layer: keras.Layer, owned: list[Part], hidden: Any) -> None:
+def _hook_weight_lists(stack: ExitStack, layer: keras.Layer, owned: list[Trained], hidden: Any) -> None:
     def plainly(original: Any, *args: Any, **kwargs: Any) -> Any:
         with hidden(), backend.foreign_reads(layer):
             return original(*args, **kwargs)
@@ -195,7 +195,7 @@ def _hook_weight_lists(stack: ExitStack, layer: keras.Layer, owned: list[Part], 
     stack.enter_context(hooked(layer, "load_own_variables", loading))
 
 
-def _rules(layers: Layers, parts: Collection[Part]) -> dict[keras.Layer, Rule]:
+def _rules(layers: Layers, parts: Collection[Trained]) -> dict[keras.Layer, Rule]:
     """How layers read the parts of their own variables, where they have a rule."""
     rules = {}
     for layer in layers:
@@ -209,7 +209,7 @@ def _rules(layers: Layers, parts: Collection[Part]) -> dict[keras.Layer, Rule]:
 @contextmanager
 def _calls(
     layers: Layers,
-    parts: Collection[Part],
+    parts: Collection[Trained],
     free: Collection[keras.Variable],
     rules: Mapping[keras.Layer, Rule],
 ) -> Iterator[None]:
@@ -251,7 +251,7 @@ def _rematerializing(original: Any, call: Any, *args: Any, **kwargs: Any) -> Any
 
 
 @contextmanager
-def _training(model: keras.Model, merging: Collection[Part]) -> Iterator[None]:
+def _training(model: keras.Model, merging: Collection[Trained]) -> Iterator[None]:
     """No optimizer from before is used on the parts, none is saved with them, and no step that fails loses weights.
 
     State that is passed to the model has the parts in `merging` put in: not the rows of a table, which nobody reads

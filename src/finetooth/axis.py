@@ -55,13 +55,12 @@ def choice(axis: Axis | Sequence[int], n: int) -> Axis:
 
 
 def chosen_by(entry: Any, n: int, axis: int) -> Axis:
-    """What one entry of a NumPy-like index chooses along axis number `axis`, of size `n`."""
+    """What one entry of a NumPy-like index chooses along axis number `axis`, of size `n`, in the order it is named."""
     if isinstance(entry, slice):
         try:
-            chosen = range(n)[entry]
+            return range(n)[entry]
         except (TypeError, ValueError) as error:
             raise SelectionError(f"Axis {axis}: {error} in {entry}.") from None
-        return chosen if chosen.step > 0 else chosen[::-1]
     index = as_array(entry)
     if index.dtype == bool:
         if index.shape != (n,):

@@ -13,5 +13,9 @@ class TuningError(FinetoothError):
     """A model that cannot be tuned as asked, or is being tuned already."""
 
 
+class PartError(FinetoothError):
+    """A part of a variable that cannot be read, written or trained as asked."""
+
+
 class PatchError(FinetoothError):
     """A patch that does not fit the model it is applied to."""

@@ -17,8 +17,8 @@ from .attachment import sharing
 from .cutting import Cut, alone, cut, halves
 from .errors import TuningError
 from .gathering import gathering
-from .part import Part
 from .report.table import Shown, Table, size
+from .trained import Trained
 
 _WHOLE = "_finetooth_whole"
 _CHECKED = 4  # examples; enough to see that they are mixed, few enough to run as in training without a compiler
@@ -181,7 +181,7 @@ class Split(Shown):
 
 @contextmanager
 def splitting(
-    model: keras.Model, trained: Mapping[str, keras.Variable], parts: Collection[Part], rules: Mapping[Part, str]
+    model: keras.Model, trained: Mapping[str, keras.Variable], parts: Collection[Trained], rules: Mapping[Trained, str]
 ) -> Iterator[Split]:
     """While open, a tuned model can be trained by halves. `rules` names those by which parts are read."""
     place = cut(model, trained)

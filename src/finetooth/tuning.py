@@ -17,13 +17,14 @@ from .attachment import attached, moving_statistics
 from .backends import backend, keras_private
 from .errors import TuningError
 from .naming import selectable
-from .part import FULL_PRECISION, Part
 from .patch import Change, Patch
+from .place import wide
 from .prefix import Split, splitting
 from .region import Region, Whole
 from .report.table import Shown, Table, share, size
 from .selecting import select
 from .selection import Selection
+from .trained import Trained
 from .verification import Snapshot, Verification
 
 _KEPT = "_finetooth_tuning"
@@ -101,7 +102,7 @@ class Tuning(Shown):
         self._split: Split | None = None
         with backend.creation_scope(model):
             self._parts = {
-                path: Part(variable, selection[path], self._old[path])
+                path: Trained(variable, selection[path], self._old[path])
                 for path, variable in self._selected.items()
                 if not _trains_itself(variable, selection[path])
             }
@@ -230,7 +231,8 @@ class Tuning(Shown):
 
 def _trains_itself(variable: keras.Variable, region: Region) -> bool:
     """A whole variable of full precision needs no part: it trains as it does in plain Keras."""
-    return isinstance(region, Whole) and keras.backend.standardize_dtype(variable.dtype) in FULL_PRECISION
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    return isinstance(region, Whole) and wide(dtype) == dtype
 
 
 @contextmanager

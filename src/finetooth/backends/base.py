@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -80,6 +80,52 @@ class Backend(Protocol):
 
     def write_live(self, part: Any) -> bool:
         """Where the base variable can be written in place for free, write the part into it; else do nothing."""
+
+    def is_variable(self, value: Any) -> bool:
+        """Whether it is a variable, parameter or array of the backend itself."""
+
+    def is_array(self, value: Any) -> bool:
+        """Whether it is an array, which cannot be written."""
+
+    def read(self, variable: Any, place: Any) -> Tensor:
+        """The elements of a variable, of the backend's own or Keras', at a place: a tensor that stays as it is."""
+
+    def write(self, variable: Any, place: Any, compact: Tensor) -> Any:
+        """Write the elements of a variable at a place, in place where that is possible, and return the variable.
+
+        An array is not changed; a new one is returned.
+        """
+
+    def trainable_like(self, variable: Any, value: Tensor, name: str) -> Any:
+        """A trainable variable with this value, of the backend's own kind if the given one is."""
+
+    def outside_of_graphs(self) -> AbstractContextManager[Any]:
+        """Where variables can be made while a function is traced."""
+
+    def sparse_rows(self, gradient: Any) -> tuple[Tensor, Tensor] | None:
+        """The row numbers and rows of a sparse gradient, in which rows may repeat; None for a dense one."""
+
+    def scaled(self, gradient: Any, scale: Tensor) -> Any:
+        """A gradient, dense or sparse, times a number."""
+
+    def distinct_rows(self, indices: Tensor, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The rows of a sparse gradient each once, those that repeat summed.
+
+        Where shapes must be known there are as many as were given, and those too many have the number `count`.
+        """
+
+    def read_rows(self, variable: Any, rows: Tensor) -> Tensor:
+        """Rows of a variable. One of number `count` may be anything."""
+
+    def write_rows(self, variable: Any, rows: Tensor, values: Tensor) -> None:
+        """Write rows of a variable in place, and leave out those of number `count`."""
+
+    def record(self, function: Callable[[], tuple[Tensor, Any]], sources: Sequence[Any]) -> Any:
+        """Run a function that returns a loss and more. Returns both, and what gives the loss's gradients.
+
+        That is a function of some positions in `sources`, each a Keras variable or one of the backend's own, and can be
+        called again. A gradient is None where the loss does not depend on the source, or zero.
+        """
 
     def creation_scope(self, model: keras.Model) -> AbstractContextManager[Any]:
         """Where variables that belong to the model must be created."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -11,7 +12,9 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
+from jax.experimental.sparse import BCOO
 
+from ..errors import PartError
 from . import keras_private
 from .base import Axes, ProductCosts
 from .base import as_matrix as as_matrix
@@ -158,6 +161,109 @@ def _look_up_backward(rows: Any, saved: Any, dy: jax.Array) -> Any:
 
 
 _look_up.defvjp(_look_up_forward, _look_up_backward)
+
+
+def is_variable(value: Any) -> bool:
+    return is_array(value)
+
+
+def is_array(value: Any) -> bool:
+    return isinstance(value, jax.Array)
+
+
+def read(variable: Any, place: Any) -> jax.Array:
+    return place.gather(jnp.asarray(variable.value if isinstance(variable, keras.Variable) else variable))
+
+
+def write(variable: Any, place: Any, compact: jax.Array) -> Any:
+    if not isinstance(variable, keras.Variable):
+        return place.scatter(variable, compact)
+    if "written" not in place.__dict__:  # compiled once for each place
+        place.written = jax.jit(lambda value, compact: place.scatter(value, compact), donate_argnums=0)
+    _replace(variable, place.written, compact)
+    return variable
+
+
+def _replace(variable: keras.Variable, function: Any, *args: jax.Array) -> None:
+    """Give the variable the value that a compiled function, to which its own is donated, makes of it.
+
+    If somebody else holds the array it must be kept: the function then runs as it was before it was compiled.
+    """
+    value = variable.value
+    # It is held by this name, by the variable, and by the call that counts.
+    alone = value is keras_private.raw_value(variable) and sys.getrefcount(value) == 3
+    variable.assign((function if alone else function.__wrapped__)(value, *args))
+
+
+def trainable_like(variable: Any, value: jax.Array, name: str) -> keras.Variable:
+    return keras.Variable(value, dtype=value.dtype, name=name)
+
+
+def outside_of_graphs() -> AbstractContextManager[Any]:
+    return jax.ensure_compile_time_eval()
+
+
+def sparse_rows(gradient: Any) -> tuple[jax.Array, jax.Array] | None:
+    if not isinstance(gradient, BCOO):
+        return None
+    if gradient.n_batch or gradient.n_sparse != 1:
+        raise PartError(f"A sparse gradient of rows has n_batch=0 and n_sparse=1; received {gradient!r}.")
+    return gradient.indices[:, 0], gradient.data
+
+
+def scaled(gradient: Any, scale: jax.Array) -> Any:
+    return gradient * scale
+
+
+def distinct_rows(indices: jax.Array, values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    rows, slots = jnp.unique(indices, return_inverse=True, size=len(indices), fill_value=count)
+    return rows, jax.ops.segment_sum(values, slots, len(indices))
+
+
+def read_rows(variable: Any, rows: jax.Array) -> jax.Array:
+    return jnp.take(variable.value, rows, axis=0, mode="clip")
+
+
+def write_rows(variable: Any, rows: jax.Array, values: jax.Array) -> None:
+    _replace(variable, _written_rows, rows, values)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _written_rows(value: jax.Array, rows: jax.Array, values: jax.Array) -> jax.Array:
+    return value.at[rows].set(values, mode="drop")
+
+
+class _Collecting(keras.StatelessScope):
+    """A scope that knows which variables were assigned to."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.assigned: dict[int, keras.Variable] = {}
+
+    def add_update(self, update: Any) -> None:
+        self.assigned[id(update[0])] = update[0]
+        super().add_update(update)
+
+
+def record(function: Callable[[], tuple[jax.Array, Any]], sources: Sequence[keras.Variable]) -> Any:
+    assigned: list[keras.Variable] = []
+
+    def run(values: list[jax.Array]) -> Any:
+        with _Collecting(state_mapping=list(zip(sources, values))) as scope:
+            loss, more = function()
+            assigned[:] = scope.assigned.values()
+            return loss, (more, [scope.get_current_value(variable) for variable in assigned])
+
+    loss, pull, (more, state) = jax.vjp(run, [source.value for source in sources], has_aux=True)
+    for variable, value in zip(assigned, state):
+        variable.assign(value)
+    return loss, more, lambda chosen: _pulled(tuple(chosen), pull, jnp.ones_like(loss))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _pulled(chosen: tuple[int, ...], pull: Any, upstream: jax.Array) -> list[jax.Array]:
+    (gradients,) = pull(upstream)  # of which the compiler leaves out what is not returned
+    return [gradients[i] for i in chosen]
 
 
 def write_live(part: Any) -> bool:

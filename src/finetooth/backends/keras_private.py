@@ -13,6 +13,7 @@ from typing import Any
 import keras
 
 PART = "_finetooth_part"  # attribute of the compact variables, which are no weights of the model
+COMPOSED = "_finetooth_composed_with"  # attribute of variables that are read as base and part
 TUNED = "_finetooth_tuned"  # attribute of layers that are being tuned
 
 
@@ -97,3 +98,22 @@ def calls_in(operation: Any) -> list[Any]:
 def calls_out(operation: Any) -> list[Any]:
     """The calls that take what the operation made; the list itself."""
     return operation._outbound_nodes
+
+
+def undistributed(kind: Any) -> Any:
+    """A kind of optimizer without what TensorFlow's version of all of them does for distribution.
+
+    That takes variables of TensorFlow only, and knows variables by their handles.
+    """
+    if keras.backend.backend() != "tensorflow":
+        return kind
+    specific = keras.optimizers.Optimizer.__mro__[1]
+    base = next(cls for cls in specific.__mro__ if "update_step" in cls.__dict__)
+    names = ("assign", "assign_add", "assign_sub", "_var_key", "_apply_weight_decay", "_backend_update_step")
+    plain = type("Undistributed", (specific,), {name: getattr(base, name) for name in names})
+    return type(kind.__name__, (kind, plain), {})
+
+
+def decay_like(optimizer: Any, other: Any, counterparts: Mapping[int, Any]) -> None:
+    """Let weight decay leave out what it leaves out in another optimizer, by ids of variables and theirs there."""
+    optimizer.__dict__["_use_weight_decay"] = lambda variable: other._use_weight_decay(counterparts[id(variable)])

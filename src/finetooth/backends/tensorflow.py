@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_util  # no public name says whether XLA compiles a graph
 
 from .base import Axes, ProductCosts
 from .base import as_matrix as as_matrix
@@ -140,6 +141,127 @@ def look_up(rows: Any, tokens: tf.Tensor, table: Any, part: Any) -> tf.Tensor:
         return tf.where(slots[..., None] >= 0, own, frozen), gradient
 
     return run(tf.convert_to_tensor(part.variable.value))
+
+
+def is_variable(value: Any) -> bool:
+    return isinstance(value, tf.Variable)
+
+
+def is_array(value: Any) -> bool:
+    return False
+
+
+def read(variable: Any, place: Any) -> tf.Tensor:
+    value = _value(variable)  # of a variable, some rows or points are read by themselves; XLA cannot, and need not
+    return place.gather(tf.convert_to_tensor(value) if place.is_whole or _in_xla() else value)
+
+
+def write(variable: Any, place: Any, compact: tf.Tensor) -> Any:
+    target = _value(variable)
+    if not isinstance(target, tf.Variable):  # in a scope where variables have other values
+        variable.assign(place.scatter(target, compact))
+    elif place.is_whole:
+        target.assign(compact, read_value=False)
+    elif _in_xla() or isinstance(target, tf.distribute.DistributedValues):
+        target.assign(place.scatter(target, compact), read_value=False)
+    else:
+        _write(target, place, compact)
+        _share_reads(target)
+    return variable
+
+
+def _write(target: tf.Variable, place: Any, compact: tf.Tensor) -> None:
+    if place.points is not None:
+        tf.raw_ops.ResourceScatterNdUpdate(ref=target.handle, indices=place.points, updates=compact)
+    elif all(isinstance(where, range) for _, where in place.axes):
+        ranges = [dict(place.axes).get(axis, range(length)) for axis, length in enumerate(target.shape)]
+        begin, end = [where.start for where in ranges], [where.stop for where in ranges]
+        tf.raw_ops.ResourceStridedSliceAssign(
+            ref=target.handle, begin=begin, end=end, strides=[1] * len(begin), value=compact
+        )
+    elif [axis for axis, _ in place.axes] == [0]:
+        tf.raw_ops.ResourceScatterUpdate(resource=target.handle, indices=place.axes[0][1].indices, updates=compact)
+    else:
+        tf.raw_ops.ResourceScatterNdUpdate(ref=target.handle, indices=_leading_coordinates(place), updates=compact)
+
+
+def _leading_coordinates(place: Any) -> tf.Tensor:
+    """The coordinates of a grid along its axes up to the last that is restricted."""
+    if "leading" not in place.__dict__:
+        last = place.axes[-1][0]
+        mesh = np.meshgrid(*(np.asarray(axis) for axis in place.region.axes[: last + 1]), indexing="ij")
+        with tf.init_scope():
+            place.leading = tf.constant(np.stack(mesh, axis=-1), tf.int64)
+    return place.leading
+
+
+def _share_reads(target: tf.Variable) -> None:
+    """After a write to some elements TensorFlow copies the variable at every read, in case of another; switch it off.
+
+    The next such write copies the variable only if somebody still holds what was read.
+    """
+    tf.raw_ops.DisableCopyOnRead(resource=target.handle)
+
+
+def _value(variable: Any) -> Any:
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _in_xla() -> bool:
+    return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
+def trainable_like(variable: Any, value: tf.Tensor, name: str) -> Any:
+    if isinstance(variable, keras.Variable):
+        return keras.Variable(value, dtype=value.dtype.name, name=name)
+    return tf.Variable(value, name=name)
+
+
+def outside_of_graphs() -> AbstractContextManager[Any]:
+    return tf.init_scope()
+
+
+def sparse_rows(gradient: Any) -> tuple[tf.Tensor, tf.Tensor] | None:
+    return (gradient.indices, gradient.values) if isinstance(gradient, tf.IndexedSlices) else None
+
+
+def scaled(gradient: Any, scale: tf.Tensor) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * scale, gradient.indices, gradient.dense_shape)
+    return gradient * scale
+
+
+def distinct_rows(indices: tf.Tensor, values: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
+    if not _in_xla():
+        rows, slots = tf.unique(indices)
+        return rows, tf.math.unsorted_segment_sum(values, slots, tf.size(rows))
+    order = tf.argsort(indices)
+    ordered = tf.gather(indices, order)
+    starts = tf.concat([[False], ordered[1:] != ordered[:-1]], 0)
+    slots, size = tf.cumsum(tf.cast(starts, tf.int32)), tf.size(indices)
+    rows = tf.math.unsorted_segment_max(ordered, slots, size)
+    rows = tf.where(rows < 0, tf.cast(count, rows.dtype), rows)  # slots of no row have the least integer
+    return rows, tf.math.unsorted_segment_sum(tf.gather(values, order), slots, size)
+
+
+def read_rows(variable: Any, rows: tf.Tensor) -> tf.Tensor:
+    return tf.gather(_value(variable), rows)
+
+
+def write_rows(variable: Any, rows: tf.Tensor, values: tf.Tensor) -> None:
+    target = _value(variable)
+    tf.raw_ops.ResourceScatterUpdate(resource=target.handle, indices=rows, updates=values)
+    if not _in_xla():
+        _share_reads(target)
+
+
+def record(function: Callable[[], tuple[tf.Tensor, Any]], sources: Sequence[Any]) -> Any:
+    natives = [_value(source) for source in sources]
+    with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+        for native in natives:
+            tape.watch(native)
+        loss, more = function()
+    return loss, more, lambda chosen: tape.gradient(loss, [natives[i] for i in chosen])
 
 
 def write_live(part: Any) -> bool:

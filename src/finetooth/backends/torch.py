@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -11,10 +11,11 @@ import keras
 import numpy as np
 import torch
 
-from ..errors import TuningError
+from ..errors import PartError, TuningError
 from ..hooks import hooked
 from . import keras_private
 from .base import Axes, ProductCosts
+from .torch_backwards import pull_back as pull_back
 
 
 def index(indices: np.ndarray, length: int) -> torch.Tensor:
@@ -98,56 +99,6 @@ def contract(operation: Any, x: torch.Tensor, kernel: torch.Tensor, part: torch.
     return _Attach.apply(operation, outputs, kept, part)
 
 
-_KERNEL_GRADIENTS = {
-    torch.conv1d: torch.nn.grad.conv1d_weight,
-    torch.conv2d: torch.nn.grad.conv2d_weight,
-    torch.conv3d: torch.nn.grad.conv3d_weight,
-}
-_TRANSPOSED = {
-    torch.conv_transpose1d: torch.conv1d,
-    torch.conv_transpose2d: torch.conv2d,
-    torch.conv_transpose3d: torch.conv3d,
-}
-
-
-class _KernelGradient(torch.autograd.Function):
-    """A convolution for the sake of its kernel's gradient: of the outputs only the shape is right."""
-
-    @staticmethod
-    def forward(ctx: Any, convolve: Any, x: torch.Tensor, kernel: torch.Tensor, options: dict) -> torch.Tensor:
-        ctx.convolve, ctx.shape, ctx.options = convolve, kernel.shape, options
-        ctx.save_for_backward(x)
-        return x.new_empty(convolve(x.to("meta"), kernel.to("meta"), **options).shape)
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        if ctx.convolve in _TRANSPOSED:  # a convolution from its outputs to its inputs
-            x, dy = dy, x
-            ctx.options.pop("output_padding")
-        gradient = _KERNEL_GRADIENTS[_TRANSPOSED.get(ctx.convolve, ctx.convolve)]
-        return None, None, gradient(x, ctx.shape, dy, **ctx.options), None
-
-
-class _Backwards(torch.overrides.TorchFunctionMode):
-    """While open, convolutions of constant inputs compute no outputs, and read the inputs as they lie in memory."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is torch.Tensor.contiguous:
-            return args[0]  # Keras copies to the layout that is best for outputs
-        convolves = function in _KERNEL_GRADIENTS or function in _TRANSPOSED
-        if convolves and not args[0].requires_grad:
-            return _KernelGradient.apply(function, *args, kwargs)
-        return function(*args, **(kwargs or {}))
-
-
-def pull_back(function: Callable[[torch.Tensor], torch.Tensor], at: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    with torch.enable_grad(), _Backwards():
-        at = at.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(function(at), at, dy)
-    return gradient
-
-
 def product_costs() -> ProductCosts:
     return ProductCosts(10, 1, 170) if _on_cpu() else ProductCosts(4700, 20, 1500)
 
@@ -202,30 +153,114 @@ def look_up(rows: Any, tokens: torch.Tensor, table: torch.Tensor, part: Any) -> 
     return torch.where(slots.unsqueeze(-1) >= 0, own, keras.ops.take(table, tokens, axis=0))
 
 
-def write_live(part: Any) -> bool:
-    if torch.compiler.is_compiling() or keras_private.in_stateless_scope():
-        return False
-    # Through `data`: a layer that is called twice in a step writes the same values twice, which autograd need not mind.
-    value, target = keras_private.raw_value(part.variable).data, keras_private.raw_value(part.base).data
-    if part.place.points is not None:
-        target.index_put_(part.place.points, value.to(target.dtype))
-        return True
-    indexed = [axis for axis, where in part.place.axes if not isinstance(where, range)]
-    for axis, where in part.place.axes:
+def is_variable(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_leaf
+
+
+def is_array(value: Any) -> bool:
+    return False
+
+
+def read(variable: Any, place: Any) -> torch.Tensor:
+    value = _value(variable).detach()
+    gathered = place.gather(value)
+    shares = gathered.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
+    return gathered.clone() if shares else gathered
+
+
+def write(variable: Any, place: Any, compact: torch.Tensor) -> Any:
+    target = _value(variable)
+    if isinstance(variable, keras.Variable) and keras_private.in_stateless_scope():
+        variable.assign(place.scatter(target, compact))
+        return variable
+    with torch.no_grad():
+        _write(target, place, compact.to(target.dtype))
+    return variable
+
+
+def _write(target: torch.Tensor, place: Any, value: torch.Tensor) -> None:
+    if place.points is not None:
+        target.index_put_(place.points, value)
+        return
+    indexed = [(axis, where) for axis, where in place.axes if not isinstance(where, range)]
+    for axis, where in place.axes:
         if isinstance(where, range):
             target = target.narrow(axis, where.start, len(where))
     if not indexed:
         target.copy_(value)
     elif len(indexed) == 1:
-        target.index_copy_(indexed[0], dict(part.place.axes)[indexed[0]], value.to(target.dtype))
+        ((axis, where),) = indexed
+        target.index_copy_(axis, where, value)
     else:
-        chosen = dict(part.place.axes)
-        ranks = [[-1 if i == axis else 1 for i in range(target.ndim)] for axis in range(target.ndim)]
-        wheres = [
-            chosen[axis] if axis in indexed else torch.arange(length, device=target.device)
-            for axis, length in enumerate(target.shape)
-        ]
-        target.index_put_(tuple(where.view(rank) for where, rank in zip(wheres, ranks)), value.to(target.dtype))
+        wheres = [torch.arange(length, device=target.device) for length in target.shape]
+        for axis, where in indexed:
+            wheres[axis] = where
+        target.index_put_(torch.meshgrid(*wheres, indexing="ij"), value)
+
+
+def _value(variable: Any) -> torch.Tensor:
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def trainable_like(variable: Any, value: torch.Tensor, name: str) -> Any:
+    if isinstance(variable, keras.Variable):
+        return keras.Variable(value, dtype=keras.backend.standardize_dtype(value.dtype), name=name)
+    return torch.nn.Parameter(value.detach().clone())
+
+
+def outside_of_graphs() -> AbstractContextManager[Any]:
+    return nullcontext()
+
+
+def sparse_rows(gradient: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+    if not gradient.is_sparse:
+        return None
+    if gradient.sparse_dim() != 1:
+        raise PartError(f"A sparse gradient of rows has sparse_dim() 1; received one with {gradient.sparse_dim()}.")
+    return gradient._indices()[0], gradient._values()  # rows that repeat are fine here, and `coalesce` sorts
+
+
+def scaled(gradient: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return gradient * scale
+
+
+def distinct_rows(indices: torch.Tensor, values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, slots = torch.unique(indices, return_inverse=True)
+    return rows, values.new_zeros(len(rows), *values.shape[1:]).index_add_(0, slots, values)
+
+
+def read_rows(variable: Any, rows: torch.Tensor) -> torch.Tensor:
+    return _value(variable).detach().index_select(0, rows)
+
+
+def write_rows(variable: Any, rows: torch.Tensor, values: torch.Tensor) -> None:
+    if keras_private.in_stateless_scope():
+        variable.assign(variable.value.detach().index_copy(0, rows, values))
+        return
+    with torch.no_grad():
+        _value(variable).index_copy_(0, rows, values)
+
+
+def record(function: Callable[[], tuple[torch.Tensor, Any]], sources: Sequence[Any]) -> Any:
+    natives = [_value(source) for source in sources]
+    with torch.enable_grad():
+        loss, more = function()
+
+    def gradients(chosen: Sequence[int]) -> Any:
+        if not loss.requires_grad:
+            return [None] * len(chosen)
+        wanted = [natives[i] for i in chosen]
+        return torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
+
+    return loss.detach(), more, gradients
+
+
+def write_live(part: Any) -> bool:
+    if torch.compiler.is_compiling() or keras_private.in_stateless_scope():
+        return False
+    # Through `data`: a layer that is called twice in a step writes the same values twice, which autograd need not mind.
+    value, target = keras_private.raw_value(part.variable).data, keras_private.raw_value(part.base).data
+    _write(target, part.place, value.to(target.dtype))
     return True
 
 

@@ -16,9 +16,7 @@ from typing import Any
 import keras
 
 from ..backends import backend, keras_private
-from ..part import Part
-
-_PART = "_finetooth_composed_with"
+from ..trained import Trained
 
 
 class _State(threading.local):
@@ -49,7 +47,7 @@ class Composed:
         composed = _state.composed.get(id(self))
         if composed is not None and keras.backend.standardize_dtype(composed.dtype) == self.dtype:  # type: ignore[attr-defined]
             return composed
-        part: Part = self.__dict__[_PART]
+        part: Trained = self.__dict__[keras_private.COMPOSED]
         value = keras.ops.convert_to_tensor(super().value)  # type: ignore[misc]
         return value if id(self) in _state.live else part.merge(value)
 
@@ -61,7 +59,7 @@ class Composed:
         with _plain(self):
             assigned = self.assign(value)
         if not own_state:
-            self.__dict__[_PART].load(assigned)
+            self.__dict__[keras_private.COMPOSED].load(assigned)
         return assigned
 
 
@@ -86,20 +84,20 @@ def base_value(variable: keras.Variable) -> Any:
     return super(Composed, variable).value  # type: ignore[misc]
 
 
-def merged(part: Part) -> Any:
+def merged(part: Trained) -> Any:
     """The merged tensor: the base itself, where the backend can write the part into it for next to nothing."""
     return base_value(part.base) if backend.write_live(part) else part.base.value
 
 
 @contextmanager
-def composed(part: Part) -> Iterator[None]:
+def composed(part: Trained) -> Iterator[None]:
     """While open, the base variable reads as base composed with part."""
-    part.base.__dict__[_PART] = part
+    part.base.__dict__[keras_private.COMPOSED] = part
     with _as_kind(part.base, Composed):
         try:
             yield
         finally:
-            del part.base.__dict__[_PART]
+            del part.base.__dict__[keras_private.COMPOSED]
 
 
 @contextmanager
@@ -134,7 +132,7 @@ def layer_call(variables: Sequence[keras.Variable]) -> Iterator[None]:
             del _state.composed[id(variable)]
 
 
-def with_merged_state(model: keras.Model, parts: Collection[Part]) -> Callable[..., Any]:
+def with_merged_state(model: keras.Model, parts: Collection[Trained]) -> Callable[..., Any]:
     """For `stateless_call`: give the model its state with the parts merged in, which it then returns as the new state.
 
     So a compiled step that is given its old state to reuse, as in `fit` on JAX, writes each part in place.

@@ -18,8 +18,9 @@ import keras
 import numpy as np
 
 from ..backends import backend
-from ..part import Part, Place
+from ..place import Place
 from ..region import Grid
+from ..trained import Trained
 from . import linear
 from .rule import Rule
 
@@ -103,7 +104,7 @@ class Convolution:
         return self._part.gather(backend.pull_back(small, keras.ops.zeros(self._shape, dy.dtype), dy))
 
 
-def rule(layer: keras.Layer, parts: Collection[Part]) -> Rule | None:
+def rule(layer: keras.Layer, parts: Collection[Trained]) -> Rule | None:
     """The rule for a stock layer of which grids of kernels are selected; a kernel without is read as ever."""
     stages = _stages(layer)
     read = {

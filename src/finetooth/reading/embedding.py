@@ -13,8 +13,8 @@ import keras
 import numpy as np
 
 from ..backends import backend
-from ..part import Part
 from ..region import Grid
+from ..trained import Trained
 from . import compose
 from .rule import Rule
 
@@ -24,7 +24,7 @@ NAME = "rows"
 class Rows:
     """Which row of the part each token reads, or -1: the selected rows of a table, ready for the backend."""
 
-    def __init__(self, part: Part):
+    def __init__(self, part: Trained):
         rows, vocabulary = np.asarray(part.region.axes[0]), part.region.shape[0]  # type: ignore[attr-defined]
         slots = np.full(vocabulary, -1, np.int32)
         slots[rows] = np.arange(len(rows))
@@ -36,20 +36,20 @@ class Rows:
         return keras.ops.take(self._slots, tokens, axis=0)
 
 
-def rule(layer: keras.Layer, parts: Collection[Part]) -> Rule | None:
+def rule(layer: keras.Layer, parts: Collection[Trained]) -> Rule | None:
     """The rule for a stock layer of which whole rows are selected."""
     part = rows_of(layer, parts) if type(layer) is keras.layers.Embedding else None
     return Rule({part: NAME}, reader(layer, part)) if part is not None else None
 
 
-def rows_of(layer: keras.Layer, parts: Collection[Part]) -> Part | None:
+def rows_of(layer: keras.Layer, parts: Collection[Trained]) -> Trained | None:
     """The part that is whole rows of the layer's table, if there is one and the layer reads its table plainly."""
     if layer.lora_enabled or layer.quantization_mode is not None:
         return None
     return next((part for part in parts if part.base is layer.embeddings and _are_rows(part)), None)
 
 
-def reader(layer: keras.Layer, part: Part) -> Callable[[Any], Any]:
+def reader(layer: keras.Layer, part: Trained) -> Callable[[Any], Any]:
     """A look-up as the layer's, with the table read as base and part."""
     rows = Rows(part)
 
@@ -62,5 +62,5 @@ def reader(layer: keras.Layer, part: Part) -> Callable[[Any], Any]:
     return call
 
 
-def _are_rows(part: Part) -> bool:
+def _are_rows(part: Trained) -> bool:
     return isinstance(part.region, Grid) and len(part.region.axes[1]) == part.region.shape[1]

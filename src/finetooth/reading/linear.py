@@ -15,8 +15,8 @@ from typing import Any
 import keras
 
 from ..backends import backend
-from ..part import Part
 from ..region import Grid, Points
+from ..trained import Trained
 from . import compose, points
 from .rule import Rule
 
@@ -73,7 +73,7 @@ class GridContraction(Contraction):
     Matrix units want slices of a round length: a range is widened to one, and what is too much is cut off the product.
     """
 
-    def __init__(self, einsum: Einsum, plain: bool, part: Part):
+    def __init__(self, einsum: Einsum, plain: bool, part: Trained):
         super().__init__(einsum, plain)
         self._axes = [(axis, *_widened(where, part.base.shape[axis])) for axis, where in part.place.axes]
 
@@ -125,7 +125,7 @@ class PointContraction(Contraction):
         return self.sampler.product(keras.ops.reshape(kept, (-1, rows)), keras.ops.reshape(dy, (-1, columns)))
 
 
-def rule(layer: keras.Layer, parts: Collection[Part]) -> Rule | None:
+def rule(layer: keras.Layer, parts: Collection[Trained]) -> Rule | None:
     """The rule for a stock layer; a subclass may read its kernel in any way."""
     if type(layer) not in (keras.layers.Dense, keras.layers.EinsumDense):
         return None
@@ -150,7 +150,7 @@ def rule(layer: keras.Layer, parts: Collection[Part]) -> Rule | None:
     return Rule({part: name}, call)
 
 
-def contract(operation: Any, part: Part, x: Any, dtype: str | None = None) -> Any:
+def contract(operation: Any, part: Trained, x: Any, dtype: str | None = None) -> Any:
     """The operation on x and the part's variable, merged, with a gradient for the part alone."""
     kernel = compose.merged(part)
     if dtype is not None or x.dtype != kernel.dtype:  # Keras promotes what differs
@@ -159,7 +159,7 @@ def contract(operation: Any, part: Part, x: Any, dtype: str | None = None) -> An
     return backend.contract(operation, x, kernel, part.variable.value)
 
 
-def _making(layer: keras.Layer, part: Part) -> tuple[str, Callable[[int], Contraction]] | None:
+def _making(layer: keras.Layer, part: Trained) -> tuple[str, Callable[[int], Contraction]] | None:
     """The name of the way in which the part is read, and what makes the operation for an input's rank."""
     plain = isinstance(layer, keras.layers.Dense)
     einsum = _einsum(layer, len(part.region.shape) + 1)

@@ -10,13 +10,13 @@ from typing import Any
 
 import keras
 
-from ..part import Part
 from ..region import Grid
+from ..trained import Trained
 from . import embedding, linear
 from .rule import Rule
 
 
-def rule(layer: keras.Layer, parts: Collection[Part]) -> Rule | None:
+def rule(layer: keras.Layer, parts: Collection[Trained]) -> Rule | None:
     """The rule for a stock layer: whole rows of its table, any grid of a projection of its own."""
     if type(layer) is not keras.layers.ReversibleEmbedding or layer.mask_zero:
         return None  # the mask that it sets itself is beyond a public call
@@ -42,6 +42,6 @@ def rule(layer: keras.Layer, parts: Collection[Part]) -> Rule | None:
     return Rule(names, call)
 
 
-def _own_projection(layer: keras.Layer, parts: Collection[Part]) -> Part | None:
+def _own_projection(layer: keras.Layer, parts: Collection[Trained]) -> Trained | None:
     own = (part for part in parts if part.base is layer.reverse_embeddings)
     return next((part for part in own if isinstance(part.region, Grid)), None)

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..part import Part
+from ..trained import Trained
 
 
 @dataclass(frozen=True)
 class Rule:
     """A call in place of the layer's, and for each part that it reads the name of the way it does so."""
 
-    parts: Mapping[Part, str]
+    parts: Mapping[Trained, str]
     call: Callable[..., Any]

@@ -6,14 +6,14 @@ from collections.abc import Collection
 
 import keras
 
-from ..part import Part
+from ..trained import Trained
 from . import convolution, embedding, linear, reversible
 from .rule import Rule
 
 FAMILIES = (linear, convolution, embedding, reversible)
 
 
-def rule_for(layer: keras.Layer, parts: Collection[Part]) -> Rule | None:
+def rule_for(layer: keras.Layer, parts: Collection[Trained]) -> Rule | None:
     """The rule for parts of variables that the layer owns; None where only the composed read will do."""
     rules = (family.rule(layer, parts) for family in FAMILIES)
     return next((rule for rule in rules if rule is not None), None)

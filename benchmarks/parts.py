@@ -1,0 +1,178 @@
+"""What it costs to update some elements of a variable, and the rows of a table that a batch used.
+
+    python benchmarks/parts.py [BACKEND ...] [--json FILE]
+
+Updates: the same elements of a matrix are written with new values, by `ft.Part` and by what the backend offers, and the
+matrix is multiplied with a thin one afterwards. The two are timed apart and as a pair, since a cheap write can make the
+next read dear. Tables: a step of lazy Adam (look-up, squared error, gradient, update) by `ft.LazyOptimizer`, by stock
+Keras and by hand. One process per backend; contenders take turns, and the median of the rounds counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+BACKENDS = ("tensorflow", "jax", "torch")
+BUILD = Path(__file__).parent.parent / "build"
+ROUNDS, SECONDS = 7, 0.04  # of each contender; how long it runs in a round
+WIDTH = 1000
+SIZES = (10**5, 10**6, 10**7, 10**8, 5 * 10**8)
+OURS = "finetooth"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("backends", nargs="*", choices=[*BACKENDS, []], help="default: all three")
+    parser.add_argument("--json", type=Path, default=BUILD / "parts.json", help="where the numbers go")
+    parser.add_argument("--one", choices=BACKENDS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.one:
+        arguments.json.write_text(json.dumps(measured(arguments.one)))
+        return 0
+    results = {}
+    for backend in arguments.backends or BACKENDS:
+        results[backend] = in_process(backend)
+        print("\n\n".join(["", *tables(backend, results[backend])]), flush=True)
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps(results, indent=1))
+    print(f"\nWrote {arguments.json}.")
+    return 0
+
+
+def in_process(backend: str) -> dict[str, Any]:
+    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "result.json"
+        command = [sys.executable, __file__, "--one", backend, "--json", str(file)]
+        done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            sys.exit(f"{done.stderr}\n{backend} failed with status {done.returncode}.")
+        return json.loads(file.read_text())
+
+
+def regions(rows: int, columns: int) -> dict[str, Any]:
+    """About 10,000 elements of each kind, however large the matrix is."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    points = np.zeros((rows, columns), bool)
+    points.reshape(-1)[rng.choice(rows * columns, 10_000, replace=False)] = True
+    return {
+        "10 rows": np.s_[np.sort(rng.choice(rows, 10, replace=False))],
+        "block of 100 x 100": np.s_[rows // 2 : rows // 2 + 100, 100:200] if rows > 200 else np.s_[:100, 100:200],
+        "10,000 points": points,
+    }
+
+
+def measured(backend: str) -> dict[str, Any]:
+    from workloads import available_memory
+
+    native = importlib.import_module(f"parts_{backend}")
+    results: dict[str, Any] = {"updates": {}, "sizes": {}, "tables": {}}
+    shape = (4096, 4096)
+    import numpy as np
+
+    chosen = np.sort(np.random.default_rng(0).choice(4096, 41, replace=False))
+    cases = {
+        "1% of the rows": np.s_[chosen],
+        "1% of the columns": np.s_[:, chosen],
+        "41 columns side by side": np.s_[:, 100:141],
+        "block of 512 x 512": np.s_[512:1024, 512:1024],
+        "1% of the elements": np.random.default_rng(1).random(shape) < 0.01,
+    }
+    for name, index in cases.items():
+        progress(f"{backend}: {name} of {shape[0]} x {shape[1]}")
+        results["updates"][name] = timed_pairs(native.updates(shape, index))
+    for size in SIZES:
+        if 4 * 4 * size > available_memory():
+            continue
+        progress(f"{backend}: {size:,} elements")
+        for name, index in regions(size // WIDTH, WIDTH).items():
+            update, _ = native.updates((size // WIDTH, WIDTH), index, only=OURS)[OURS]
+            results["sizes"].setdefault(name, {})[size] = timed({OURS: update})[OURS]
+    for rows in (20_000, 200_000, 2_000_000):
+        progress(f"{backend}: table of {rows:,} rows")
+        few = rows != 200_000  # what the others do is measured once
+        results["tables"][rows] = timed(native.table_steps(rows, 64, 1280, only=OURS if few else None))
+    return results
+
+
+def timed_pairs(contenders: Mapping[str, tuple[Callable[[], Any], Callable[[], Any]]]) -> dict[str, dict[str, float]]:
+    """Milliseconds for the update, for the read, and for both in turn."""
+    columns: dict[str, dict[str, Callable[[], Any]]] = {"update": {}, "pair": {}}
+    for name, (update, read) in contenders.items():
+        columns["update"][name] = update
+        columns["pair"][name] = lambda update=update, read=read: (update(), read())
+    found = {column: timed(functions) for column, functions in columns.items()}
+    return {name: {column: found[column][name] for column in found} for name in contenders}
+
+
+def timed(functions: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+    """Milliseconds for a call, the median of the rounds."""
+    counts = {}
+    for name, function in functions.items():
+        function()
+        start = time.perf_counter()
+        function()
+        counts[name] = max(1, int(SECONDS / (time.perf_counter() - start)))
+    rounds: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(ROUNDS):
+        for name, function in functions.items():
+            start = time.perf_counter()
+            for _ in range(counts[name]):
+                function()
+            rounds[name].append((time.perf_counter() - start) / counts[name])
+    return {name: 1000 * statistics.median(times) for name, times in rounds.items()}
+
+
+def tables(backend: str, result: dict[str, Any]) -> list[str]:
+    from finetooth.report.table import Table
+
+    shown = []
+    for case, rows in result["updates"].items():
+        ours = rows[OURS]
+        cells = [
+            (name, f"{row['update']:.3f}", f"{row['update'] / ours['update']:.1f}", f"{row['pair']:.3f}",
+             f"{row['pair'] / ours['pair']:.2f}")
+            for name, row in rows.items()
+        ]  # fmt: skip
+        columns = ("", "update ms", "x finetooth", "update + product ms", "x finetooth")
+        shown.append(Table(f"{backend}: {case} of 4096 x 4096", columns, cells, right=columns[1:]))
+    sizes = sorted({int(size) for row in result["sizes"].values() for size in row})
+    cells = [
+        (name, *(f"{row[str(size)]:.3f}" if str(size) in row else "-" for size in sizes), _spread(row))
+        for name, row in result["sizes"].items()
+    ]
+    columns = ("", *(f"{size:,}" for size in sizes), "last / first")
+    shown.append(Table(f"{backend}: ms to update part of so many elements", columns, cells, right=columns[1:]))
+    columns = ("", *(f"{int(rows):,} rows" for rows in result["tables"]))
+    names = list(result["tables"]["200000"])
+    cells = [
+        (name, *(f"{row[name]:.3f}" if name in row else "-" for row in result["tables"].values())) for name in names
+    ]
+    shown.append(Table(f"{backend}: ms for a step of Adam, 1,280 look-ups of 64", columns, cells, right=columns[1:]))
+    return [str(table) for table in shown]
+
+
+def _spread(row: Mapping[str, float]) -> str:
+    times = list(row.values())
+    return f"{times[-1] / times[0]:.2f}"
+
+
+def progress(text: str) -> None:
+    print(f"{text} ...", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

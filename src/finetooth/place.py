@@ -1,0 +1,82 @@
+"""Place: a region, ready for tensors of the current backend."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+import numpy as np
+
+from .backends import backend
+from .region import Grid, Points, Region
+
+
+class Place:
+    """`gather` and `scatter` as `Region` has them for arrays."""
+
+    def __init__(self, region: Region):
+        self.region = region
+        self.points: Any = None
+        self.axes: list[tuple[int, Any]] = []
+        if isinstance(region, Points):
+            self.points = backend.coordinates(region.coordinates())
+        elif isinstance(region, Grid):
+            for axis, (chosen, length) in enumerate(zip(region.axes, region.shape)):
+                if len(chosen) == length:
+                    continue
+                contiguous = isinstance(chosen, range) and chosen.step == 1
+                where = chosen if contiguous else backend.index(np.asarray(chosen), length)
+                self.axes.append((axis, where))
+
+    @property
+    def is_whole(self) -> bool:
+        return self.points is None and not self.axes
+
+    def gather(self, value: Any) -> Any:
+        """The region's elements, in compact shape."""
+        if self.points is not None:
+            return backend.take_points(value, self.points)
+        for axis, where in self.axes:
+            value = backend.take(value, axis, where)
+        return value
+
+    def scatter(self, value: Any, compact: Any) -> Any:
+        """`value` with the region's elements replaced; differentiable in `compact` only."""
+        value = keras.ops.stop_gradient(value)
+        if self.points is not None:
+            return backend.put_points(value, self.points, compact)
+        return backend.put(value, self.axes, compact) if self.axes else compact
+
+    def gather_gradient(self, gradient: Any) -> Any:
+        """The region's elements of a gradient, which may be sparse: rows that repeat are summed."""
+        sparse = backend.sparse_rows(gradient)
+        if sparse is None:
+            return self.gather(gradient)
+        indices, values = sparse
+        rows, within = self._rows
+        slots = keras.ops.searchsorted(rows, keras.ops.cast(indices, rows.dtype))
+        found = keras.ops.take(rows, keras.ops.minimum(slots, len(rows) - 1), axis=0)
+        slots = keras.ops.where(keras.ops.equal(found, keras.ops.cast(indices, rows.dtype)), slots, len(rows))
+        return within.gather(keras.ops.segment_sum(values, slots, len(rows) + 1)[: len(rows)])
+
+    @functools.cached_property
+    def _rows(self) -> tuple[Any, Place]:
+        """The rows that hold elements of the region, and where in them those are."""
+        region, rest = self.region, self.region.shape[1:]
+        if isinstance(region, Points):
+            first, *others = region.coordinates()
+            rows, numbers = np.unique(first, return_inverse=True)
+            flat = np.ravel_multi_index((numbers, *others), (len(rows), *rest))
+            within: Region = Points((len(rows), *rest), flat)
+        else:
+            axes = region.axes if isinstance(region, Grid) else tuple(range(n) for n in region.shape)
+            rows = np.asarray(axes[0])
+            within = Grid((len(rows), *rest), [range(len(rows)), *axes[1:]])
+        with backend.outside_of_graphs():  # they are kept
+            return keras.ops.convert_to_tensor(rows, "int32"), Place(within)
+
+
+def wide(dtype: str) -> str:
+    """The dtype in which elements of this one are trained: not one so coarse that small updates are rounded away."""
+    return dtype if dtype in ("float32", "float64") else "float32"

@@ -1,0 +1,66 @@
+"""Trained: the part of a model's variable that a tuning trains in its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from .backends import keras_private
+from .place import Place, wide
+from .region import Region
+
+
+class Trained:
+    """A region of a base variable as a small trainable variable of its own.
+
+    The compact variable has the region's shape and the base's dtype, or float32 where the base is of lower precision,
+    so that small updates are not rounded away. The base variable's regularizer and constraint act on the merged
+    tensor, as they would on a plain variable, and reach the compact one as far as its elements go.
+    """
+
+    def __init__(self, base: keras.Variable, region: Region, value: np.ndarray):
+        self.base = base
+        self.region = region
+        self.place = Place(region)
+        dtype = wide(keras.backend.standardize_dtype(base.dtype))
+        *scopes, name = base.path.split("/")
+        self.variable = _variable_in(scopes, value.astype(dtype), dtype, f"{name}_part")
+        setattr(self.variable, keras_private.PART, True)
+        if base.regularizer is not None:
+            self.variable.regularizer = lambda _: base.regularizer(base.value)
+        if base.constraint is not None:
+            self.variable.constraint = self._constraint()
+
+    def merge(self, base_value: Any, value: Any = None) -> Any:
+        """The base's value with the part in place, or another value for it; differentiable in the part only."""
+        compact = keras.ops.cast(self.variable.value if value is None else value, base_value.dtype)
+        return self.place.scatter(base_value, compact)
+
+    def current(self) -> np.ndarray:
+        """The part's value as the merged tensor holds it: in the base's dtype, in compact shape."""
+        return np.array(keras.ops.convert_to_numpy(keras.ops.cast(self.variable.value, self.base.dtype)))
+
+    def load(self, base_value: Any) -> None:
+        """Set the part to its region of a whole tensor."""
+        self.variable.assign(self.place.gather(keras.ops.convert_to_tensor(base_value)))
+
+    def _constraint(self) -> Any:
+        # Constraints run inside the optimizer's step, where JAX has no access to the base: keep its frozen elements.
+        frozen = keras.ops.copy(keras.ops.convert_to_tensor(self.base.value))
+        constraint, place = self.base.constraint, self.place
+
+        def constrained(variable: Any) -> Any:
+            compact = keras.ops.convert_to_tensor(variable)
+            merged = place.scatter(keras.ops.cast(frozen, compact.dtype), compact)
+            return place.gather(constraint(merged))
+
+        return constrained
+
+
+def _variable_in(scopes: list[str], value: np.ndarray, dtype: str, name: str) -> keras.Variable:
+    if scopes:
+        with keras.name_scope(scopes[0]):
+            return _variable_in(scopes[1:], value, dtype, name)
+    return keras.Variable(value, dtype=dtype, trainable=True, name=name)

@@ -1,0 +1,49 @@
+"""Variables of the backend itself, for tests that are the same on every backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+NATIVE = keras.backend.backend()
+
+
+def bare(value: np.ndarray) -> Any:
+    """A variable of the backend itself that can be trained; on JAX an array."""
+    if NATIVE == "tensorflow":
+        import tensorflow as tf
+
+        return tf.Variable(value)
+    if NATIVE == "torch":
+        import torch
+
+        return torch.nn.Parameter(keras.ops.convert_to_tensor(value).detach().clone())
+    return keras.ops.convert_to_tensor(value)
+
+
+kinds = [keras.Variable, bare]
+
+
+def numpy_of(value: Any) -> np.ndarray:
+    """A copy, whatever it is a value of."""
+    value = value.value if isinstance(value, keras.Variable) else value
+    value = value.detach() if NATIVE == "torch" and hasattr(value, "detach") else value
+    return np.array(keras.ops.convert_to_numpy(value))
+
+
+def sparse(indices: Any, values: np.ndarray, shape: tuple[int, ...]) -> Any:
+    """A sparse gradient of rows, which may repeat."""
+    indices, values = np.asarray(indices), keras.ops.convert_to_tensor(values)
+    if NATIVE == "tensorflow":
+        import tensorflow as tf
+
+        return tf.IndexedSlices(values, tf.constant(indices), tf.constant(shape))
+    if NATIVE == "torch":
+        import torch
+
+        return torch.sparse_coo_tensor(torch.tensor(indices)[None], values, shape, check_invariants=True)
+    from jax.experimental.sparse import BCOO
+
+    return BCOO((values, keras.ops.convert_to_tensor(indices)[:, None]), shape=shape)
