@@ -26,7 +26,12 @@ def updates(shape: tuple[int, int], index: Any, only: str | None = None) -> dict
     def finetooth() -> Update:
         variable = keras.Variable(jnp.zeros(shape))
         mine = ft.Part(variable, index)
-        return lambda: mine.assign(new), lambda: times(variable.value).block_until_ready()
+
+        def update() -> None:
+            mine.assign(new)
+            variable.value.block_until_ready()
+
+        return update, lambda: times(variable.value).block_until_ready()
 
     def functional(donate: bool, by: Callable[[Any], Any]) -> Update:
         step = jax.jit(by, donate_argnums=0 if donate else ())
@@ -34,6 +39,7 @@ def updates(shape: tuple[int, int], index: Any, only: str | None = None) -> dict
 
         def update() -> None:
             held[0] = step(held[0])
+            held[0].block_until_ready()
 
         return update, lambda: times(held[0]).block_until_ready()
 
@@ -43,22 +49,7 @@ def updates(shape: tuple[int, int], index: Any, only: str | None = None) -> dict
         ".at[].set, donated": lambda: functional(True, lambda w: w.at[where].set(new)),
         ".at[].set": lambda: functional(False, lambda w: w.at[where].set(new)),
     }
-    made = {}
-    for name, make in makes.items():
-        if only in (None, name):
-            update, read = make()
-            made[name] = _waiting(update, read)
-    return made
-
-
-def _waiting(update: Callable[[], Any], read: Callable[[], Any]) -> Update:
-    """JAX returns before it has computed."""
-
-    def both() -> None:
-        update()
-        jax.effects_barrier()
-
-    return both, read
+    return {name: make() for name, make in makes.items() if only in (None, name)}
 
 
 def table_steps(rows: int, width: int, lookups: int, only: str | None = None) -> dict[str, Callable[[], Any]]:

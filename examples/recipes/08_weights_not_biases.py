@@ -15,7 +15,7 @@ layer = model.get_layer("linear")
 before = [numbers(v) for v in (layer.kernel, layer.bias)]
 optimizer = keras.optimizers.Adam(0.1)
 for _ in range(20):
-    loss, gradient = ft.gradients(lambda: keras.ops.mean((model(x) - y) ** 2), layer.kernel)
+    loss, gradient = ft.gradients(lambda: keras.ops.mean(keras.losses.mean_squared_error(y, model(x))), layer.kernel)
     optimizer.apply([gradient], [layer.kernel])
 print(f"own loop: loss {float(loss):.3f}")
 

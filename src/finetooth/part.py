@@ -150,10 +150,11 @@ class Part:
         )
         if not fits:
             raise PartError(f"{self!r} has shape {self.shape}; values of shape {value.shape} do not broadcast to it.")
-        value = keras.ops.cast(keras.ops.convert_to_tensor(value), self._dtype)
+        value = keras.ops.convert_to_tensor(value)
+        value = value if dtype == self._dtype else keras.ops.cast(value, self._dtype)
         if len(shape) < len(value.shape):
             value = keras.ops.reshape(value, shape)
-        return keras.ops.broadcast_to(value, self.shape)
+        return value if shape == self.shape else keras.ops.broadcast_to(value, self.shape)
 
     def _current(self) -> Any:
         """The variable, which must be what it was when the part was made."""

@@ -177,11 +177,29 @@ def read(variable: Any, place: Any) -> jax.Array:
 
 def write(variable: Any, place: Any, compact: jax.Array) -> Any:
     if not isinstance(variable, keras.Variable):
-        return place.scatter(variable, compact)
+        return _written(place, variable, compact)
     if "written" not in place.__dict__:  # compiled once for each place
-        place.written = jax.jit(lambda value, compact: place.scatter(value, compact), donate_argnums=0)
+        place.written = jax.jit(functools.partial(_written, place), donate_argnums=0)
     _replace(variable, place.written, compact)
     return variable
+
+
+def _written(place: Any, value: jax.Array, compact: jax.Array) -> jax.Array:
+    """A scatter, which touches nothing else where the value's memory can be reused."""
+    if place.is_whole:
+        return compact
+    if place.points is not None:
+        return put_points(value, place.points, compact)
+    if all(isinstance(where, range) for _, where in place.axes):
+        return put(value, place.axes, compact)
+    chosen = dict(place.axes)
+    indexed = [axis for axis, where in place.axes if not isinstance(where, range)]
+    if len(indexed) == 1:
+        ranges = [chosen.get(axis, range(length)) for axis, length in enumerate(value.shape)]
+        index = tuple(w.indices if isinstance(w, Index) else slice(w.start, w.stop) for w in ranges)
+    else:
+        index = np.ix_(*(np.asarray(axis) for axis in place.region.axes))
+    return value.at[index].set(compact, unique_indices=True, indices_are_sorted=True)
 
 
 def _replace(variable: keras.Variable, function: Any, *args: jax.Array) -> None:
