@@ -59,3 +59,30 @@ def test_raw_value_is_the_backend_value():
     variable = keras.Variable([1.0, 2.0])
     assert keras_private.raw_value(variable) is not None
     assert keras.ops.convert_to_numpy(keras_private.raw_value(variable)).tolist() == [1.0, 2.0]
+
+
+def test_fit_on_jax_takes_and_returns_state_by_these_names(backend):
+    assert all(hasattr(keras.Model, name) == (backend == "jax") for name in keras_private.JAX_STATE)
+
+
+def test_an_optimizer_without_distribution_takes_variables_of_any_kind(backend):
+    for kind in (keras.optimizers.Adam, keras.optimizers.Nadam):
+        plain = keras_private.undistributed(kind)
+        assert issubclass(plain, kind) and (plain is kind) == (backend != "tensorflow")
+        optimizer = plain(0.1)
+        variable = keras.Variable([1.0, 2.0])
+        optimizer.apply([keras.ops.ones(2)], [variable])
+        assert (keras.ops.convert_to_numpy(variable) < [1, 2]).all()
+
+
+def test_weight_decay_leaves_out_what_another_optimizer_leaves_out():
+    one, other = (keras_private.undistributed(keras.optimizers.AdamW)(0.1) for _ in range(2))
+    mine = [keras.Variable([1.0], name=name) for name in "ab"]
+    theirs = [keras.Variable([1.0], name=name) for name in "cd"]
+    other.exclude_from_weight_decay(var_names=["d"])
+    one.build(mine)
+    other.build(theirs)
+    keras_private.decay_like(one, other, dict(zip(map(id, mine), theirs)))
+    one.apply([keras.ops.zeros(1)] * 2, mine)
+    decayed, spared = (keras.ops.convert_to_numpy(v).tolist() for v in mine)
+    assert decayed[0] < 1 and spared == [1.0]

@@ -11,6 +11,7 @@ import finetooth as ft
 from finetooth.indexing import at
 from finetooth.reading import linear
 from finetooth.reading.rules import rule_for
+from finetooth.trained import Trained
 
 L = keras.layers
 
@@ -343,3 +344,17 @@ if keras.backend.backend() == "torch":
             np.testing.assert_allclose(model.predict(x, verbose=0), inside, rtol=1e-5, atol=1e-6)
             results.append(values(model)["layer/kernel"])
         np.testing.assert_allclose(results[0], results[1], rtol=1e-5, atol=1e-6)
+
+
+def test_a_table_whose_rows_train_is_never_composed(monkeypatch):
+    """Neither in a step nor when `fit` takes the values out of the variables and puts them back."""
+    model = keras.Sequential(
+        [keras.Input((4,), dtype="int32"), keras.layers.Embedding(30, 3, name="table"), keras.layers.Dense(1)]
+    )
+    x, y = np.random.default_rng(0).integers(0, 30, (16, 4)), np.zeros((16, 4, 1))
+    with ft.tune(model, "table/embeddings[:5]"):
+        model.compile("adam", "mse")
+        with monkeypatch.context() as patch:
+            patch.setattr(Trained, "merge", lambda *_: pytest.fail("composed"))
+            model.fit(x, y, epochs=2, verbose=0)
+            model.evaluate(x, y, verbose=0)

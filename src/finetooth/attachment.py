@@ -280,9 +280,9 @@ def _training(model: keras.Model, merging: Collection[Trained]) -> Iterator[None
 
         return make
 
-    def jax_state_sync(original: Any) -> None:
+    def as_state(original: Any, *args: Any, **kwargs: Any) -> Any:
         with compose.state_sync():
-            original()
+            return original(*args, **kwargs)
 
     with ExitStack() as stack:
         for name in ("train", "test", "predict"):
@@ -291,8 +291,9 @@ def _training(model: keras.Model, merging: Collection[Trained]) -> Iterator[None
         stack.enter_context(hooked(model, "stateless_call", compose.with_merged_state(model, merging)))
         stack.enter_context(hooked(model, "export", _refusing("An exported model", lambda path: True)))
         stack.enter_context(hooked(model, "save", _refusing("A whole-model HDF5 file", _is_hdf5)))
-        if hasattr(model, "jax_state_sync"):
-            stack.enter_context(hooked(model, "jax_state_sync", jax_state_sync))
+        for name in keras_private.JAX_STATE:
+            if hasattr(model, name):
+                stack.enter_context(hooked(model, name, as_state))
         yield
 
 

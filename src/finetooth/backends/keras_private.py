@@ -14,6 +14,7 @@ import keras
 
 PART = "_finetooth_part"  # attribute of the compact variables, which are no weights of the model
 COMPOSED = "_finetooth_composed_with"  # attribute of variables that are read as base and part
+JAX_STATE = ("jax_state_sync", "_get_jax_state")  # by which `fit` on JAX takes and returns what variables hold
 TUNED = "_finetooth_tuned"  # attribute of layers that are being tuned
 
 

@@ -44,6 +44,8 @@ class Composed:
 
     @property
     def value(self) -> Any:
+        if _state.syncing:
+            return super().value  # type: ignore[misc]
         composed = _state.composed.get(id(self))
         if composed is not None and keras.backend.standardize_dtype(composed.dtype) == self.dtype:  # type: ignore[attr-defined]
             return composed
@@ -159,7 +161,7 @@ def with_merged_state(model: keras.Model, parts: Collection[Trained]) -> Callabl
 
 @contextmanager
 def state_sync() -> Iterator[None]:
-    """While open, an assignment is the trainer's state coming back and not somebody's new value."""
+    """While open, a variable is the trainer's state: its base is read, and what is assigned is that coming back."""
     _state.syncing = True
     try:
         yield
