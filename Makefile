@@ -17,6 +17,7 @@ test-long: $(VENV)/test.stamp
 # BENCH=quick for the most important part of it.
 bench: $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/bench.py $(if $(filter quick,$(BENCH)),--quick)
+	$(if $(filter quick,$(BENCH)),,$(BIN)/python benchmarks/parts.py)
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .

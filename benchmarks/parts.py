@@ -44,6 +44,7 @@ def main() -> int:
     for backend in arguments.backends or BACKENDS:
         results[backend] = in_process(backend)
         print("\n\n".join(["", *tables(backend, results[backend])]), flush=True)
+    print(f"\n{goals(results)}")
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps(results, indent=1))
     print(f"\nWrote {arguments.json}.")
@@ -163,6 +164,33 @@ def tables(backend: str, result: dict[str, Any]) -> list[str]:
     ]
     shown.append(Table(f"{backend}: ms for a step of Adam, 1,280 look-ups of 64", columns, cells, right=columns[1:]))
     return [str(table) for table in shown]
+
+
+def goals(results: Mapping[str, Any]) -> Any:
+    """What finetooth aims at, and what this run reached. Reported, not enforced."""
+    from finetooth.report.table import Table
+
+    found: list[tuple[str, str, str, float, bool]] = []
+
+    def add(text: str, backend: str, ratio: float, at_most: float | None = None, at_least: float | None = None) -> None:
+        bound = f"at most {at_most:g}" if at_most else f"at least {at_least:g}"
+        found.append((text, backend, bound, ratio, ratio <= at_most if at_most else ratio >= (at_least or 0)))
+
+    for backend, result in results.items():
+        times = list(result["sizes"]["10 rows"].values())
+        add("10 rows: the slowest size over the fastest", backend, max(times) / min(times), at_most=1.2)
+        steps = result["tables"]
+        flat = [steps[rows][OURS] for rows in steps]
+        add("lazy step, 2 million rows over 20 thousand", backend, flat[-1] / flat[0], at_most=1.1)
+        add("lazy step over lazy Adam by hand", backend, flat[1] / steps["200000"]["lazy Adam by hand"], at_most=1.3)
+        if backend == "tensorflow":
+            update = result["updates"]["1% of the rows"]
+            ratio = update["assign(tensor_scatter_nd_update)"]["update"] / update[OURS]["update"]
+            add("1% of the rows, faster than assign(tensor_scatter_nd_update)", backend, ratio, at_least=20)
+            add("lazy step, faster than Keras Adam", backend, steps["200000"]["Keras Adam"] / flat[1], at_least=20)
+    columns = ("goal", "backend", "bound", "here", "")
+    rows = [(t, b, bound, f"{ratio:.2f}", "reached" if kept else "not reached") for t, b, bound, ratio, kept in found]
+    return Table("Goals, and what this run reached", columns, rows, right=("bound", "here"))
 
 
 def _spread(row: Mapping[str, float]) -> str:
