@@ -5,7 +5,8 @@
 Updates: the same elements of a matrix are written with new values, by `ft.Part` and by what the backend offers, and the
 matrix is multiplied with a thin one afterwards. The two are timed apart and as a pair, since a cheap write can make the
 next read dear. Tables: a step of lazy Adam (look-up, squared error, gradient, update) by `ft.LazyOptimizer`, by stock
-Keras and by hand. One process per backend; contenders take turns, and the median of the rounds counts.
+Keras and by hand, and the memory that it takes for the time being (a table of 200,000 rows is 48.8 MiB).
+One process per backend; contenders take turns, and the median of the rounds counts.
 """
 
 from __future__ import annotations
@@ -105,8 +106,27 @@ def measured(backend: str) -> dict[str, Any]:
     for rows in (20_000, 200_000, 2_000_000):
         progress(f"{backend}: table of {rows:,} rows")
         few = rows != 200_000  # what the others do is measured once
-        results["tables"][rows] = timed(native.table_steps(rows, 64, 1280, only=OURS if few else None))
+        steps = native.table_steps(rows, 64, 1280, only=OURS if few else None)
+        results["tables"][rows] = timed(steps)
+        if not few:
+            results["memory"] = {name: temporary_memory(step) for name, step in steps.items()}
     return results
+
+
+def temporary_memory(step: Callable[[], Any]) -> float | None:
+    """How many MiB a step takes for the time being, beyond what is there before it; None where nobody says."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from now on
+        before = _status("VmRSS")
+        step()
+        return max(0.0, _status("VmHWM") - before) / 1024
+    except OSError:
+        return None
+
+
+def _status(name: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def timed_pairs(contenders: Mapping[str, tuple[Callable[[], Any], Callable[[], Any]]]) -> dict[str, dict[str, float]]:
@@ -157,10 +177,15 @@ def tables(backend: str, result: dict[str, Any]) -> list[str]:
     ]
     columns = ("", *(f"{size:,}" for size in sizes), "last / first")
     shown.append(Table(f"{backend}: ms to update part of so many elements", columns, cells, right=columns[1:]))
-    columns = ("", *(f"{int(rows):,} rows" for rows in result["tables"]))
+    columns = ("", *(f"{int(rows):,} rows" for rows in result["tables"]), "temporary MiB")
     names = list(result["tables"]["200000"])
     cells = [
-        (name, *(f"{row[name]:.3f}" if name in row else "-" for row in result["tables"].values())) for name in names
+        (
+            name,
+            *(f"{row[name]:.3f}" if name in row else "-" for row in result["tables"].values()),
+            "-" if result["memory"][name] is None else f"{result['memory'][name]:.1f}",
+        )
+        for name in names
     ]
     shown.append(Table(f"{backend}: ms for a step of Adam, 1,280 look-ups of 64", columns, cells, right=columns[1:]))
     return [str(table) for table in shown]

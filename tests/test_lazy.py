@@ -167,6 +167,15 @@ def test_state_is_saved_and_loaded():
     assert isinstance(again, ft.LazyOptimizer) and float(again.learning_rate) == float(first.learning_rate)
 
 
+def test_variables_without_a_gradient_stay():
+    variable, other = keras.Variable(table()), keras.Variable(np.ones(3, "float32"))
+    optimizer = ft.LazyOptimizer(K.Adam(0.1))
+    optimizer.apply([sparse([1], table()[:1], SHAPE), None], [variable, other])
+    assert int(optimizer.iterations) == 1 and (numpy_of(other) == 1).all()
+    with pytest.raises(ValueError, match="No gradients"):
+        optimizer.apply([None, None], [variable, other])
+
+
 def test_bad_input():
     constrained = keras.Variable(table())
     constrained.constraint = keras.constraints.NonNeg()

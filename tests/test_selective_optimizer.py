@@ -285,6 +285,7 @@ def test_bad_input():
         "Nothing is selected": lambda: ft.SelectiveOptimizer(K.Adam(), {"a": np.s_[1:1]}).build([variable]),
         "out of range": lambda: ft.SelectiveOptimizer(K.Adam(), {"a": 9}).build([variable]),
         "other variables": lambda: built.apply([ones], [other]),
+        "gradient of shape": lambda: built.apply([keras.ops.ones((5, 6))], [variable]),
         "2 gradients": lambda: built.apply([ones, ones], [variable]),
         "not trainable": lambda: ft.SelectiveOptimizer(K.Adam(), {"c": 0}).build(
             [keras.Variable(start(), name="c", trainable=False)]

@@ -46,9 +46,8 @@ class LazyOptimizer(Wrapper):
         super().__init__(inner_optimizer, name)
         _check_lazy(inner_optimizer)
         # A copy of the inner optimizer that steps on rows. Nothing stays in it from one step to the next.
-        self.__dict__["_core"] = keras_private.undistributed(type(inner_optimizer)).from_config(
-            inner_optimizer.get_config()
-        )
+        kind = keras_private.undistributed(type(inner_optimizer))
+        self.__dict__["_core"] = kind.from_config(inner_optimizer.get_config())
 
     def build(self, variables: Sequence[Any]) -> None:
         """Make the inner optimizer's state for the whole variables."""
@@ -81,9 +80,10 @@ class LazyOptimizer(Wrapper):
         sparse = [(i, found) for i, g in zip(positions, grads) if g is not None and (found := backend.sparse_rows(g))]
         lazy = {i for i, _ in sparse}
         dense = [(g, self.trained[i]) for i, g in zip(positions, grads) if i not in lazy]
+        more = any(g is not None for g, _ in dense)
         if sparse:
-            self._step_on_rows(sparse, last=not dense)
-        if dense:
+            self._step_on_rows(sparse, last=not more)
+        if more or not sparse:
             self.inner_optimizer.apply([g for g, _ in dense], [v for _, v in dense])
 
     def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:

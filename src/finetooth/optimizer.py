@@ -44,8 +44,8 @@ class SelectiveOptimizer(Wrapper):
 
     def __init__(self, inner_optimizer: keras.optimizers.Optimizer, selection: Any, name: str | None = None):
         super().__init__(inner_optimizer, name)
+        # Past Keras' tracking, which wraps lists and dictionaries.
         self.__dict__["_wanted"] = _wanted(selection)
-        # Past Keras' tracking on TensorFlow, which wraps lists and dictionaries.
         self.__dict__["_parts"] = {}
         self.__dict__["_seen"] = {}  # what the inner optimizer is given in the place of each variable, by position
 
@@ -105,6 +105,8 @@ class SelectiveOptimizer(Wrapper):
 
     def finalize_variable_values(self, var_list: Any) -> None:
         """At the end of training: averages, where the inner optimizer keeps them, become the values."""
+        if not self.keeps_averages:
+            return
         positions = self.positions(var_list, var_list)
         self._refresh(positions)
         self.inner_optimizer.finalize_variable_values(list(self._seen.values()))
@@ -115,7 +117,7 @@ class SelectiveOptimizer(Wrapper):
 
         It goes on where this one is. Elements that stay selected keep their state, those that are new begin with none.
         """
-        if self.inner_optimizer.use_ema:
+        if self.keeps_averages:
             raise TuningError("Averages of elements that were not selected do not exist. Leave use_ema out.")
         new = SelectiveOptimizer(copy_of(self.inner_optimizer), selection)
         if not self.built:

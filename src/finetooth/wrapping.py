@@ -46,6 +46,9 @@ class Wrapper(keras.optimizers.Optimizer):
             raise TuningError(
                 f"{self.name!r} was built for other variables than {unknown[0]!r:.200}. Use a new optimizer for it."
             )
+        for gradient, variable in zip(grads, variables):
+            if gradient is not None and not _fits(gradient.shape, variable.shape):
+                raise TuningError(f"A gradient of shape {gradient.shape} was given for {variable!r:.200}.")
         return [known[id(variable)] for variable in variables]
 
     def check_stateless(self, optimizer_variables: Sequence[Any], trainable_variables: Sequence[Any]) -> None:
@@ -93,6 +96,14 @@ class Wrapper(keras.optimizers.Optimizer):
     def scale_loss(self, loss: Any) -> Any:
         return self.inner_optimizer.scale_loss(loss)
 
+    @property
+    def keeps_averages(self) -> bool:
+        """Whether the innermost optimizer averages weights."""
+        inner = self.inner_optimizer
+        while hasattr(inner, "inner_optimizer"):
+            inner = inner.inner_optimizer
+        return bool(inner.use_ema)
+
     def finalize_variable_values(self, var_list: Any) -> None:
         self.inner_optimizer.finalize_variable_values(var_list)
 
@@ -115,6 +126,13 @@ class Wrapper(keras.optimizers.Optimizer):
                 f"{len(variables)} of other shapes, or another number, are expected."
             )
         super().load_own_variables(store)
+
+
+def _fits(given: Any, wanted: Any) -> bool:
+    """Whether a gradient's shape, as far as it is known, is the variable's."""
+    if getattr(given, "rank", 0) is None:  # TensorFlow need not know it while a function is traced
+        return True
+    return len(given) == len(wanted) and all(a is None or a == b for a, b in zip(given, wanted))
 
 
 def copy_of(optimizer: keras.optimizers.Optimizer, **changes: Any) -> keras.optimizers.Optimizer:
