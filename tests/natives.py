@@ -43,7 +43,9 @@ def sparse(indices: Any, values: np.ndarray, shape: tuple[int, ...]) -> Any:
     if NATIVE == "torch":
         import torch
 
-        return torch.sparse_coo_tensor(torch.tensor(indices)[None], values, shape, check_invariants=True)
+        return torch.sparse_coo_tensor(
+            torch.tensor(indices, device=values.device)[None], values, shape, check_invariants=True
+        )
     from jax.experimental.sparse import BCOO
 
     return BCOO((values, keras.ops.convert_to_tensor(indices)[:, None]), shape=shape)

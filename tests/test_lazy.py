@@ -84,7 +84,7 @@ def test_lazy_adam_in_numpy():
         indices = rng.integers(0, 6, size=rng.integers(1, 6))
         rows = rng.normal(size=(len(indices), 5)).astype("float32")
         optimizer.apply([sparse(indices, rows, SHAPE)], [variable])
-        used, g = np.unique(indices), np.asarray(dense_of(indices, rows), "float64")
+        used, g = np.unique(indices), numpy_of(dense_of(indices, rows)).astype("float64")
         m[used] += 0.1 * (g[used] - m[used])
         v[used] += 0.001 * (g[used] ** 2 - v[used])
         rate = 0.01 * np.sqrt(1 - 0.999**step) / (1 - 0.9**step)
@@ -261,7 +261,7 @@ if NATIVE == "torch":
     def test_in_a_torch_loop():
         variable = keras.Variable(table())
         optimizer = ft.LazyOptimizer(K.Adam(0.1))
-        tokens = torch.tensor([3, 3, 1])
+        tokens = keras.ops.convert_to_tensor([3, 3, 1])
         for _ in range(3):
             torch.nn.functional.embedding(tokens, variable.value, sparse=True).square().sum().backward()
             optimizer.apply([variable.value.grad], [variable])

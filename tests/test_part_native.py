@@ -123,7 +123,7 @@ if NATIVE == "torch":
         optimizer = torch.optim.AdamW([part.variable], lr=0.1)
         for _ in range(3):
             optimizer.zero_grad()
-            (torch.tensor(START.T) @ part.merged()).square().sum().backward()
+            (keras.ops.convert_to_tensor(START.T) @ part.merged()).square().sum().backward()
             optimizer.step()
         assert parameter.grad is None
         part.assign(part.variable)

@@ -1,5 +1,9 @@
 """SelectiveOptimizer: the oracle is the inner optimizer itself, run by Keras on the selected elements alone."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -300,6 +304,11 @@ def test_bad_input():
 if NATIVE == "tensorflow":
     import tensorflow as tf
 
+    def test_two_devices_train_as_one():
+        program = Path(__file__).parent / "mirrored.py"
+        done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+
     @pytest.mark.parametrize("jit", [False, True])
     def test_in_a_compiled_loop(jit):
         table, bias = tf.Variable(start()), tf.Variable(np.zeros(5, "float32"))
@@ -326,7 +335,7 @@ if NATIVE == "torch":
     def test_in_a_torch_loop():
         table = bare(start())
         optimizer = ft.SelectiveOptimizer(K.AdamW(0.1), [(table, np.s_[[3, 1]])])
-        tokens = torch.tensor([3, 3, 1, 0])
+        tokens = keras.ops.convert_to_tensor([3, 3, 1, 0])
         for _ in range(3):
             table.grad = None
             torch.nn.functional.embedding(tokens, table, sparse=True).square().sum().backward()

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from .backends import backend
 from .errors import TuningError
 from .indexing import view
 from .part import Part, check_trainable
@@ -202,7 +203,7 @@ class SelectiveOptimizer(Wrapper):
             dtype=wide(keras.backend.standardize_dtype(variable.dtype)),
             name=f"{_name(variable).replace('/', '_').replace(':', '_')}_part",
         )
-        self.assign_outside_of_graphs(compact, part.read)
+        _set(compact, keras.ops.cast(part.read(), compact.dtype))
         return compact
 
     def _refresh(self, positions: Iterable[int]) -> None:
@@ -212,7 +213,7 @@ class SelectiveOptimizer(Wrapper):
                 part, compact = self._parts[i], self._seen[i]
                 now, known = part.read(), keras.ops.convert_to_tensor(compact)
                 same = keras.ops.equal(keras.ops.cast(known, now.dtype), now)
-                compact.assign(keras.ops.where(same, known, keras.ops.cast(now, compact.dtype)))
+                _set(compact, keras.ops.where(same, known, keras.ops.cast(now, compact.dtype)))
 
     def _inner_pairs(
         self, grads: Sequence[Any], positions: Sequence[int], leave_out_missing: bool = True
@@ -237,7 +238,7 @@ class SelectiveOptimizer(Wrapper):
             if constraint is not None:
                 whole = keras.ops.convert_to_tensor(self.trained[i])
                 value = part.gather(constraint(part.place.scatter(whole, value)))
-                self._seen[i].assign(keras.ops.cast(value, self._seen[i].dtype))
+                _set(self._seen[i], keras.ops.cast(value, self._seen[i].dtype))
             part.assign(value)
 
 
@@ -256,6 +257,10 @@ def _wanted(selection: Any) -> list[tuple[Any, Any]]:
         "Expected a Selection, a mapping from paths to indices, or pairs (variable, index); received "
         f"{selection!r:.200} of type {type(selection).__name__}."
     )
+
+
+def _set(variable: Any, value: Any) -> None:
+    backend.write(variable, Place(Whole(variable.shape)), value)
 
 
 def _trains_itself(variable: Any, region: Region) -> bool:

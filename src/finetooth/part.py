@@ -15,6 +15,7 @@ from .errors import PartError
 from .indexing import view
 from .place import Place, wide
 from .region import Whole
+from .selecting import on_host
 
 
 class Part:
@@ -46,7 +47,7 @@ class Part:
 
     def __init__(self, variable: Any, at: Any):
         _check_variable(variable)
-        named = view(variable.shape, at)
+        named = view(variable.shape, on_host(at))
         self._orders = [(axis, order) for axis, order in enumerate(named.orders) if order is not None]
         self._inverses = [(axis, np.argsort(order)) for axis, order in self._orders]
         self._dtype = keras.backend.standardize_dtype(variable.dtype)

@@ -201,10 +201,17 @@ def _path_of(model: keras.Model, weights: dict[str, keras.Variable], wanted: ker
     )
 
 
+def on_host(index: Any) -> Any:
+    """An index in which tensors, of whatever device, are arrays of NumPy."""
+    if isinstance(index, tuple):
+        return tuple(on_host(entry) for entry in index)
+    return keras.ops.convert_to_numpy(index) if keras.ops.is_tensor(index) else index
+
+
 def _at(shape: Any, index: Any, where: str) -> Region:
     if isinstance(index, Region):
         return index
     try:
-        return at(shape, index)
+        return at(shape, on_host(index))
     except SelectionError as error:
         raise SelectionError(f"{where}: {error}") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -36,7 +36,7 @@ class Wrapper(keras.optimizers.Optimizer):
         if variables is None:
             variables = self.trained
         if not self.built:
-            with keras.name_scope(self.name):
+            with backend.outside_of_graphs(), keras.name_scope(self.name):
                 self.build(variables)
         if len(grads) != len(variables):
             raise TuningError(f"{len(grads)} gradients were given for {len(variables)} variables.")
@@ -62,11 +62,6 @@ class Wrapper(keras.optimizers.Optimizer):
         ):
             if len(given) != len(own):
                 raise TuningError(f"Expected {len(own)} {what} variables; received {len(given)}.")
-
-    def assign_outside_of_graphs(self, variable: keras.Variable, value: Callable[[], Any]) -> None:
-        """Give a variable of the optimizer its first value, though a function be traced."""
-        with backend.outside_of_graphs():
-            variable.assign(keras.ops.cast(value(), variable.dtype))
 
     @property
     def variables(self) -> list[keras.Variable]:

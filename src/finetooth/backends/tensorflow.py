@@ -160,14 +160,29 @@ def write(variable: Any, place: Any, compact: tf.Tensor) -> Any:
     target = _value(variable)
     if not isinstance(target, tf.Variable):  # in a scope where variables have other values
         variable.assign(place.scatter(target, compact))
-    elif place.is_whole:
-        target.assign(compact, read_value=False)
-    elif _in_xla() or isinstance(target, tf.distribute.DistributedValues):
-        target.assign(place.scatter(target, compact), read_value=False)
-    else:
+    elif _is_written_in_place(target) and not place.is_whole:
         _write(target, place, compact)
         _share_reads(target)
+    else:
+        _assign(target, place.scatter(target, compact))
     return variable
+
+
+def _assign(target: tf.Variable, value: tf.Tensor) -> None:
+    """Assign the whole variable, also from within a replica, of which all have the same value."""
+    if not tf.distribute.has_strategy() or tf.distribute.in_cross_replica_context():
+        target.assign(value, read_value=False)
+        return
+
+    def update(strategy: Any, value: Any) -> None:
+        strategy.extended.update(target, lambda own, new: own.assign(new), args=(value,), group=False)
+
+    tf.distribute.get_replica_context().merge_call(update, args=(value,))
+
+
+def _is_written_in_place(target: tf.Variable) -> bool:
+    """Not by XLA, which has its own ways, nor for each replica."""
+    return not _in_xla() and not isinstance(target, tf.distribute.DistributedValues)
 
 
 def _write(target: tf.Variable, place: Any, compact: tf.Tensor) -> None:
@@ -265,7 +280,7 @@ def record(function: Callable[[], tuple[tf.Tensor, Any]], sources: Sequence[Any]
 
 
 def write_live(part: Any) -> bool:
-    return False  # a write into a part of a variable makes TensorFlow copy all of it, then or at the next read
+    return False  # what is written has no history: second derivatives, which are right here, would be wrong
 
 
 def creation_scope(model: keras.Model) -> AbstractContextManager[Any]:

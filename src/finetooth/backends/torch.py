@@ -29,24 +29,29 @@ def coordinates(arrays: tuple[np.ndarray, ...]) -> tuple[torch.Tensor, ...]:
 def take(value: torch.Tensor, axis: int, where: Any) -> torch.Tensor:
     if isinstance(where, range):
         return value.narrow(axis, where.start, len(where))
-    return value.index_select(axis, where)
+    return value.index_select(axis, where.to(value.device))
 
 
 @torch.compiler.disable  # PyTorch compiles it for one layer, and fails when another has ranges of its own
 def put(value: torch.Tensor, axes: Axes, part: torch.Tensor) -> torch.Tensor:
     (axis, where), *rest = axes
-    part = put(take(value, axis, where), rest, part) if rest else part
+    part = put(take(value, axis, where), rest, part) if rest else part.to(value.device)
     if isinstance(where, range):
         return torch.slice_scatter(value, part, axis, where.start, where.stop)
-    return value if value.is_meta else value.index_copy(axis, where, part)
+    return value if value.is_meta else value.index_copy(axis, where.to(value.device), part)
 
 
 def take_points(value: torch.Tensor, coordinates: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    return value[coordinates]
+    return value[_on(value, coordinates)]
 
 
 def put_points(value: torch.Tensor, coordinates: tuple[torch.Tensor, ...], part: torch.Tensor) -> torch.Tensor:
-    return value if value.is_meta else value.index_put(coordinates, part)
+    return value if value.is_meta else value.index_put(_on(value, coordinates), part.to(value.device))
+
+
+def _on(value: torch.Tensor, coordinates: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The coordinates on the value's device, which need not be the one that Keras uses."""
+    return tuple(coordinate.to(value.device) for coordinate in coordinates)
 
 
 # Eager PyTorch runs this Python at every step, where `keras.ops` takes several times as long as the call it makes.
@@ -174,13 +179,13 @@ def write(variable: Any, place: Any, compact: torch.Tensor) -> Any:
         variable.assign(place.scatter(target, compact))
         return variable
     with torch.no_grad():
-        _write(target, place, compact.to(target.dtype))
+        _write(target, place, compact.to(target))
     return variable
 
 
 def _write(target: torch.Tensor, place: Any, value: torch.Tensor) -> None:
     if place.points is not None:
-        target.index_put_(place.points, value)
+        target.index_put_(_on(target, place.points), value)
         return
     indexed = [(axis, where) for axis, where in place.axes if not isinstance(where, range)]
     for axis, where in place.axes:
@@ -190,11 +195,11 @@ def _write(target: torch.Tensor, place: Any, value: torch.Tensor) -> None:
         target.copy_(value)
     elif len(indexed) == 1:
         ((axis, where),) = indexed
-        target.index_copy_(axis, where, value)
+        target.index_copy_(axis, where.to(target.device), value)
     else:
         wheres = [torch.arange(length, device=target.device) for length in target.shape]
         for axis, where in indexed:
-            wheres[axis] = where
+            wheres[axis] = where.to(target.device)
         target.index_put_(torch.meshgrid(*wheres, indexing="ij"), value)
 
 
@@ -205,7 +210,7 @@ def _value(variable: Any) -> torch.Tensor:
 def trainable_like(variable: Any, value: torch.Tensor, name: str) -> Any:
     if isinstance(variable, keras.Variable):
         return keras.Variable(value, dtype=keras.backend.standardize_dtype(value.dtype), name=name)
-    return torch.nn.Parameter(value.detach().clone())
+    return torch.nn.Parameter(value.detach().clone().to(variable.device))
 
 
 def outside_of_graphs() -> AbstractContextManager[Any]:

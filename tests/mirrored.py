@@ -1,0 +1,36 @@
+"""Training on two devices is training on one: a program of its own, as devices are set up before anything else."""
+
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import finetooth as ft
+
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+X = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+Y = np.random.default_rng(1).normal(size=(64, 4)).astype("float32")
+
+
+def trained(strategy):
+    with strategy.scope():
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Dense(16, "relu", name="hidden"), keras.layers.Dense(4, name="head")]
+        model = keras.Sequential([keras.Input((8,)), *layers])
+        before = [v.numpy() for v in model.weights]
+        part = ft.select(model, "hidden/kernel[:, :3]", "head/kernel[[1, 5]]", "head/bias")
+        model.compile(ft.SelectiveOptimizer(keras.optimizers.AdamW(0.05), part), "mse")
+        model.fit(X, Y, batch_size=16, epochs=3, shuffle=False, verbose=0)
+    return before, [v.numpy() for v in model.weights]
+
+
+before, one = trained(tf.distribute.get_strategy())
+_, two = trained(tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]))
+difference = max(float(np.abs(a - b).max()) for a, b in zip(one, two))
+frozen = [np.delete(w[0], np.s_[:3], 1) for w in (before, two)], [np.delete(w[2], [1, 5], 0) for w in (before, two)]
+moved = sum(int((a.view("uint32") != b.view("uint32")).sum()) for a, b in (*frozen, (before[1], two[1])))
+print(f"largest difference {difference:.1e}, frozen elements moved {moved}")
+sys.exit(int(difference > 1e-5 or moved > 0 or (one[0] == before[0]).all()))
