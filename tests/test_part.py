@@ -223,6 +223,13 @@ def test_what_is_no_variable_of_this_backend():
             ft.Part(other, np.s_[0])
 
 
+def test_a_variable_that_only_the_part_holds():
+    part = ft.Part(keras.Variable(array((5, 4))), np.s_[0])
+    gc.collect()
+    part.assign(1)
+    np.testing.assert_array_equal(numpy_of(part.base)[0], np.ones(4))
+
+
 def test_a_variable_that_is_gone():
     variable = keras.Variable(array((5, 4)))
     part = ft.Part(variable, np.s_[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -18,14 +19,24 @@ from .region import Whole
 from .selecting import on_host
 
 
+class _Counted:
+    """Called as `Part` is: counts who holds the variable."""
+
+    def __init__(self, variable: Any, at: Any):
+        self.count = sys.getrefcount(variable)
+
+
+_ALONE = _Counted(object(), None).count  # nobody but the call
+
+
 class Part:
     """Some elements of a variable: read them, write them in place, or train them and nothing else.
 
     `variable` is a `keras.Variable`, or one of the backend's own: a `tf.Variable`, a parameter or buffer of PyTorch, an
     array of JAX. `at` is a NumPy-like index (`np.s_[0, :, [5, 2]]`), the text of one (`"[:, :64]"`), a mask of the
     variable's shape or a `Region`. The values have the shape and the order that NumPy gives them, except that index
-    lists on several axes mean their outer product. No element may be named twice. A part does not keep its variable:
-    one that nobody else holds is gone.
+    lists on several axes mean their outer product. No element may be named twice. A part does not keep a variable
+    that others hold: when they have let go of it, it is gone.
 
     `read` gives the values. `assign`, `assign_add`, `assign_sub`, `assign_mul`, `assign_min` and `assign_max` change
     them where they are, broadcast what they are given as NumPy does, and return the variable. Values are cast to the
@@ -51,7 +62,8 @@ class Part:
         self._orders = [(axis, order) for axis, order in enumerate(named.orders) if order is not None]
         self._inverses = [(axis, np.argsort(order)) for axis, order in self._orders]
         self._dtype = keras.backend.standardize_dtype(variable.dtype)
-        self._base: Callable[[], Any] = (lambda: variable) if backend.is_array(variable) else weakref.ref(variable)
+        held = sys.getrefcount(variable) > _ALONE and not backend.is_array(variable)
+        self._base: Callable[[], Any] = weakref.ref(variable) if held else lambda: variable
         self._name = getattr(variable, "path", None) or getattr(variable, "name", None) or "variable"
         self.region = named.region
         self.shape = named.shape
