@@ -120,7 +120,7 @@ def measured(backend: str, quick: bool, only: list[str] | None) -> dict[str, Any
         progress(f"{backend}: {workload.name}")
         start = time.perf_counter()
         data = workload.data(workload.steps // 2 if quick else workload.steps)
-        rows = timed(makes[workload.name], data, 3.0 if quick else 18.0)
+        rows = timed(makes[workload.name], data, 3.0 if quick else 15.0)
         for name, row in rows.items():
             row["peak_mib"] = peaks[workload.name].get(name)
         seconds = time.perf_counter() - start
