@@ -133,7 +133,7 @@ def test_the_small_variable_trains_alone(index):
     variable = keras.Variable(start)
     part = ft.Part(variable, index)
     optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.1)
-    plain, plain_optimizer = keras.Variable(start), keras.optimizers.SGD(1.0)
+    plain = keras.Variable(start)
 
     loss, gradient = ft.gradients(lambda: keras.ops.sum(keras.ops.matmul(x, part.merged()) ** 2), part)
     full_loss, full = ft.gradients(lambda: keras.ops.sum(keras.ops.matmul(x, plain) ** 2), plain)
@@ -148,7 +148,6 @@ def test_the_small_variable_trains_alone(index):
     inside[index] = True
     np.testing.assert_array_equal(changed, inside)
     np.testing.assert_array_equal(numpy_of(part.read()), numpy_of(part.variable))
-    assert plain_optimizer.iterations == 0
 
 
 def test_an_assignment_reaches_the_small_variable():
