@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-long lint bench clean
+.PHONY: demo test test-long lint bench bench-parts clean
 
 demo: $(VENV)/demo.stamp
 	KERAS_BACKEND=tensorflow TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/finetooth demo
@@ -17,7 +17,9 @@ test-long: $(VENV)/test.stamp
 # BENCH=quick for the most important part of it.
 bench: $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/bench.py $(if $(filter quick,$(BENCH)),--quick)
-	$(if $(filter quick,$(BENCH)),,$(BIN)/python benchmarks/parts.py)
+
+bench-parts: $(VENV)/bench.stamp
+	$(BIN)/python benchmarks/parts.py
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .
