@@ -166,6 +166,16 @@ def test_low_precision_has_a_wide_part():
     assert keras.backend.standardize_dtype(part.merged().dtype) == "bfloat16"
 
 
+def test_small_steps_arrive_though_each_is_written():
+    variable = keras.Variable(np.ones((3, 2)), dtype="bfloat16")
+    part = ft.Part(variable, np.s_[1])
+    for _ in range(100):
+        part.variable.assign_sub(keras.ops.full((2,), 1e-4))  # each alone is rounded away
+        part.assign(part.variable)
+    np.testing.assert_allclose(numpy_of(variable).astype("float32"), [[1, 1], [0.99, 0.99], [1, 1]], atol=4e-3)
+    assert (numpy_of(variable)[1] != 1).all()
+
+
 BAD = {
     "shape": (lambda v: ft.Part(v, np.s_[1]).assign([1, 2, 3]), "do not broadcast"),
     "too many axes": (lambda v: ft.Part(v, np.s_[1]).assign(np.ones((2, 4))), "do not broadcast"),

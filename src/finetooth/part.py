@@ -82,8 +82,9 @@ class Part:
         return self._named(backend.read(self._current(), self.place))
 
     def assign(self, value: Any) -> Any:
-        """Write the values."""
-        return self._write(self._given(value))
+        """Write the values. The part's own variable keeps the precision it is trained in."""
+        own = value is self.__dict__.get("variable")
+        return self._write(self._given(value), keep_own=own)
 
     def assign_add(self, value: Any) -> Any:
         """Add to the values."""
@@ -136,10 +137,10 @@ class Part:
     def _update(self, operation: Callable[[Any, Any], Any], value: Any) -> Any:
         return self._write(operation(self.read(), self._given(value)))
 
-    def _write(self, values: Any) -> Any:
+    def _write(self, values: Any, keep_own: bool = False) -> Any:
         base = self._current()
         written = backend.write(base, self.place, self._compact(values))
-        if "variable" in self.__dict__:
+        if "variable" in self.__dict__ and not keep_own:
             wider = keras.ops.cast(values, self.variable.dtype)
             backend.write(self.variable, Place(Whole(self.shape)), wider)
         return written
