@@ -29,7 +29,8 @@ class Rows(keras.Variable):
         return tuple(self.value.shape)
 
     def assign(self, value: Any) -> Any:
-        self._rows = keras.ops.cast(value, self.dtype)
+        fits = keras.backend.standardize_dtype(value.dtype) == self.dtype  # a cast to the same is not free on PyTorch
+        self._rows = value if fits else keras.ops.cast(value, self.dtype)
         return self._rows
 
     def taken(self) -> Any:
