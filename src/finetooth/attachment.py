@@ -7,8 +7,6 @@ variables' class (`reading.compose`), the lists of weights, and a few methods of
 
 from __future__ import annotations
 
-import gc
-import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,8 +15,9 @@ import keras
 
 from .backends import backend, keras_private
 from .errors import TuningError
+from .guarding import guarded_steps
 from .hooks import hooked
-from .naming import weights_by_path
+from .naming import models_with, weights_by_path
 from .reading import compose, embedding
 from .reading.rule import Rule
 from .reading.rules import rule_for
@@ -30,6 +29,8 @@ Owned = Mapping[keras.Layer, list[Trained]]  # every layer, with the parts of it
 
 def statistics_of(layer: keras.Layer) -> list[keras.Variable]:
     """The layer's own weights that were not created to be trained: moving means and the like."""
+    if hasattr(layer, keras_private.GATE):
+        return []
     trained = {id(v) for v in keras_private.made_trainable(layer)}
     return [v for v in keras_private.own_variables(layer) if id(v) not in trained]
 
@@ -215,6 +216,11 @@ def _calls(
 ) -> Iterator[None]:
     """Around each call: read by rule or compose once, and drop what a layer assigns to weights that must not move."""
     may_move = {id(v) for v in (*(part.base for part in parts), *free)}
+    gates = [layer for layer in layers if hasattr(layer, keras_private.GATE)]
+    may_move |= {id(v) for gate in gates for v in keras_private.own_variables(gate)}
+    # What is behind a gate is composed there: made outside, it would have a gradient also while the gate is closed.
+    behind = {inner for gate in gates for inner in keras_private.layers_of(gate.layer)}
+    shut_in = {id(v) for gate in gates for v in gate.layer.weights}
     ruled = {part for rule in rules.values() for part in rule.parts}
     with ExitStack() as stack:
         guarded: dict[int, keras.Variable] = {}
@@ -226,6 +232,7 @@ def _calls(
             # A model composes nothing itself: that would keep all of its merged weights alive at once.
             composing = [] if isinstance(layer, keras.Model) else [part for part in parts if part not in ruled]
             variables = [part.base for part in composing if id(part.base) in inside]
+            variables = [v for v in variables if layer in behind or id(v) not in shut_in]
             if variables or statistics or rule:
                 stack.enter_context(hooked(layer, "call", _reading(layer, variables, rule)))
                 stack.enter_context(hooked(layer, "rematerialized_call", _rematerializing))
@@ -271,22 +278,12 @@ def _training(model: keras.Model, merging: Collection[Trained]) -> Iterator[None
             model.optimizer.__dict__["save_own_variables"] = _save_nothing
         return original(*args, **kwargs)
 
-    def making(name: str) -> Callable[..., None]:
-        def make(original: Any, *args: Any, **kwargs: Any) -> None:
-            before = getattr(model, name)
-            original(*args, **kwargs)
-            if getattr(model, name) is not before:
-                setattr(model, name, backend.guarded(model, getattr(model, name)))
-
-        return make
-
     def as_state(original: Any, *args: Any, **kwargs: Any) -> Any:
         with compose.state_sync():
             return original(*args, **kwargs)
 
     with ExitStack() as stack:
-        for name in ("train", "test", "predict"):
-            stack.enter_context(hooked(model, f"make_{name}_function", making(f"{name}_function")))
+        stack.enter_context(guarded_steps(model, "train", "test", "predict"))
         stack.enter_context(hooked(model, "make_train_function", make_train_function))
         stack.enter_context(hooked(model, "stateless_call", compose.with_merged_state(model, merging)))
         stack.enter_context(hooked(model, "export", _refusing("An exported model", lambda path: True)))
@@ -316,16 +313,5 @@ def _refusing(what: str, when: Callable[[Any], bool]) -> Callable[..., Any]:
 
 def _drop_functions(layers: Layers) -> None:
     """Make Keras trace anew: what it has compiled, in any model that shares a layer, reads variables as they were."""
-    objects = gc.get_objects()
-    are_models = map(
-        _kinds_of(keras.Model).__contains__, map(type, objects)
-    )  # no Python per object: there are millions
-    for model in itertools.compress(objects, are_models):
-        if not layers.keys().isdisjoint(keras_private.layers_of(model)):
-            model.train_function = model.test_function = model.predict_function = None
-
-
-def _kinds_of(kind: type) -> set[type]:
-    """The class and all its subclasses."""
-    inner: list[type] = kind.__subclasses__()
-    return {kind}.union(*(_kinds_of(subclass) for subclass in inner))
+    for model in models_with(layers):
+        model.train_function = model.test_function = model.predict_function = None

@@ -17,6 +17,7 @@ from . import bits
 from .backends import keras_private
 from .errors import TuningError
 from .hooks import hooked
+from .masks import mask_of
 
 
 def check(prefix: keras.Model, makers: Sequence[Any], trained: Sequence[keras.Variable], x: Any) -> None:
@@ -53,29 +54,13 @@ def check(prefix: keras.Model, makers: Sequence[Any], trained: Sequence[keras.Va
 def masked(lower: keras.Model, x: Any) -> list[bool]:
     """To which outputs of the model Keras attaches a mask."""
     with keras.StatelessScope():
-        readers = [(_MaskReader(name="mask_reader", autocast=False), y) for y in keras.tree.flatten(lower(x))]
-        for reader, tensor in readers:
-            reader(tensor)
-    return [reader.found for reader, _ in readers]
+        return [mask_of(tensor) is not None for tensor in keras.tree.flatten(lower(x))]
 
 
 def rows(x: Any, indices: Sequence[int]) -> Any:
     """Some of the examples, of arrays or tensors in any structure."""
     take = np.array(indices)
     return keras.tree.map_structure(lambda a: a[take] if isinstance(a, np.ndarray) else keras.ops.take(a, take, 0), x)
-
-
-class _MaskReader(keras.Layer):
-    """Keras gives a layer the mask of its input, and has no other public way to ask for it."""
-
-    def __init__(self, **options: Any):
-        super().__init__(**options)
-        self.supports_masking = True
-        self.found = False
-
-    def call(self, x: Any, mask: Any = None) -> Any:
-        self.found = mask is not None
-        return x
 
 
 def _holds_seeds(operation: Any) -> bool:
