@@ -86,3 +86,59 @@ def test_weight_decay_leaves_out_what_another_optimizer_leaves_out():
     one.apply([keras.ops.zeros(1)] * 2, mine)
     decayed, spared = (keras.ops.convert_to_numpy(v).tolist() for v in mine)
     assert decayed[0] < 1 and spared == [1.0]
+
+
+def test_the_outermost_layer_of_a_call_is_known_and_a_bare_stateless_call_leaves_no_trace():
+    seen = []
+
+    class Asking(keras.layers.Layer):
+        def call(self, x):
+            seen.append(keras_private.entry_layer(self))
+            return x
+
+    layer = Asking()
+    outer = keras.Sequential([keras.Input((2,)), layer])
+    seen.clear()
+    x = keras.ops.ones((1, 2))
+    outer(x)
+    layer(x)
+    layer.stateless_call([], [], x)
+    outer(x)
+    assert seen == [outer, layer, layer, outer]
+
+
+def test_the_current_value_is_that_of_the_scope_and_scopes_can_be_left():
+    variable = keras.Variable([1.0, 2.0])
+    with keras.StatelessScope([(variable, keras.ops.zeros(2))]):
+        assert keras.ops.convert_to_numpy(keras_private.current_value(variable)).tolist() == [0.0, 0.0]
+        with keras_private.outside_of_scopes():
+            assert keras.ops.convert_to_numpy(variable).tolist() == [1.0, 2.0]
+            assert keras.Variable(1.0).shape == ()
+        assert keras.ops.convert_to_numpy(variable).tolist() == [0.0, 0.0]
+    assert keras.ops.convert_to_numpy(keras_private.current_value(variable)).tolist() == [1.0, 2.0]
+    assert not keras_private.in_stateless_scope()
+
+
+def test_a_mask_is_carried_over():
+    y = keras.layers.Embedding(3, 2, mask_zero=True)(keras.ops.array([[0, 1]]))
+    other = keras_private.with_mask(keras.ops.stop_gradient(y * 2), like=y)
+    masked = keras.layers.GlobalAveragePooling1D()
+    assert keras.ops.convert_to_numpy(masked(other) - 2 * y[:, 1]).tolist() == [[0.0, 0.0]]
+
+
+def test_losses_that_a_layer_has_added_can_be_forgotten():
+    layer = keras.layers.ActivityRegularization(l2=1.0)
+    layer(keras.ops.ones((1, 2)))
+    assert layer.losses
+    keras_private.forget_losses(layer)
+    assert not layer.losses
+
+
+def test_an_optimizer_says_what_it_trains_and_averages():
+    variables = [keras.Variable([1.0]), keras.Variable([2.0, 3.0])]
+    for use_ema in (False, True):
+        optimizer = keras.optimizers.SGD(0.0, use_ema=use_ema)
+        optimizer.apply([keras.ops.zeros(1), keras.ops.zeros(2)], variables)
+        assert [id(v) for v in keras_private.trained_by(optimizer)] == [id(v) for v in variables]
+        averages = [keras.ops.convert_to_numpy(v).tolist() for v in keras_private.averages_of(optimizer)]
+        assert averages == ([[1.0], [2.0, 3.0]] if use_ema else [])

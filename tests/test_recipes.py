@@ -35,6 +35,4 @@ def test_a_proof_can_fail(monkeypatch):
 
 
 def test_one_for_each_wish():
-    assert [script.stem[:2] for script in SCRIPTS] == [f"{i:02}" for i in range(1, len(SCRIPTS) + 1)] and len(
-        SCRIPTS
-    ) >= 13
+    assert [script.stem[:2] for script in SCRIPTS] == [f"{i:02}" for i in range(1, 16)]

@@ -17,5 +17,13 @@ class PartError(FinetoothError):
     """A part of a variable that cannot be read, written or trained as asked."""
 
 
+class BatchError(FinetoothError):
+    """Examples or tokens of a batch that cannot be chosen as asked."""
+
+
+class GateError(FinetoothError):
+    """A gate, or its condition, that cannot work as asked."""
+
+
 class PatchError(FinetoothError):
     """A patch that does not fit the model it is applied to."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
+from collections.abc import Collection
+
 import keras
 
 from .backends import keras_private
@@ -27,8 +31,10 @@ def weights_by_path(layer: keras.Layer) -> dict[str, keras.Variable]:
         )
     paths = _paths(layer) if isinstance(layer, keras.Model) else {}
     named: dict[str, keras.Variable] = {}
+    gates = [inner for inner in keras_private.layers_of(layer) if hasattr(inner, keras_private.GATE)]
+    of_gates = {id(v) for gate in gates for v in keras_private.own_variables(gate)}  # whether they are open
     for variable in layer.weights:
-        if hasattr(variable, keras_private.PART):
+        if hasattr(variable, keras_private.PART) or id(variable) in of_gates:
             continue
         path = name = paths.get(id(variable), variable.path)
         count = 1
@@ -37,6 +43,22 @@ def weights_by_path(layer: keras.Layer) -> dict[str, keras.Variable]:
             name = f"{path}#{count}"
         named[name] = variable
     return named
+
+
+def models_with(layers: Collection[keras.Layer]) -> list[keras.Model]:
+    """Every model there is that holds one of the layers."""
+    objects = gc.get_objects()
+    are_models = map(  # no Python per object: there are millions
+        _kinds_of(keras.Model).__contains__, map(type, objects)
+    )
+    models = itertools.compress(objects, are_models)
+    return [model for model in models if not set(layers).isdisjoint(keras_private.layers_of(model))]
+
+
+def _kinds_of(kind: type) -> set[type]:
+    """The class and all its subclasses."""
+    inner: list[type] = kind.__subclasses__()
+    return {kind}.union(*(_kinds_of(subclass) for subclass in inner))
 
 
 def selectable(layer: keras.Layer) -> dict[str, keras.Variable]:

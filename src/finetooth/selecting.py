@@ -71,34 +71,44 @@ def heads(layer: keras.Layer, which: int | Sequence[int]) -> Selection:
     >>> part["mha/query/kernel"].compact_shape, part["mha/attention_output/kernel"].compact_shape
     ((16, 2, 8), (2, 8, 16))
     """
-    if isinstance(layer, keras.layers.MultiHeadAttention):
-        queries, group = layer.num_heads, 1
-    elif isinstance(layer, keras.layers.GroupQueryAttention):
-        queries, group = layer.num_query_heads, layer.num_query_heads // layer.num_key_value_heads
-    else:
-        raise SelectionError(
-            f"`heads` takes a MultiHeadAttention or GroupQueryAttention layer; received {type(layer).__name__}."
-        )
+    queries, group = head_counts(layer)
+    axes = head_axes(layer)
     which = list(which) if isinstance(which, tuple) else which
     chosen = _at((queries,), which, f"Heads of {layer.name!r}").flat()
     if not chosen.size:
         raise SelectionError(f"The selection is empty: {which!r} names none of the {queries} heads of {layer.name!r}.")
     whole_groups = [g for g in range(queries // group) if all(g * group + i in chosen for i in range(group))]
-    index = {
-        "query": (..., chosen, slice(None)),
-        "gate": (..., chosen, slice(None)),
-        "key": (..., whole_groups, slice(None)),
-        "value": (..., whole_groups, slice(None)),
-        "attention_output": (chosen, ...),
-    }
     weights = selectable(layer)
     regions = {}
     for path, variable in weights.items():
-        projection, kind = f"/{path}".split("/")[-2:]
-        of_one_head = kind == "kernel" or (kind == "bias" and projection != "attention_output")
-        if projection in index and of_one_head:
-            regions[path] = at(variable.shape, index[projection])
+        if path in axes:
+            axis, grouped = axes[path]
+            index = (slice(None),) * axis + (whole_groups if grouped else chosen, ...)
+            regions[path] = at(variable.shape, index)
     return Selection(regions, {path: _weight(variable) for path, variable in weights.items()})
+
+
+def head_counts(layer: keras.Layer) -> tuple[int, int]:
+    """How many query heads an attention layer has, and how many of them share a key/value head."""
+    if isinstance(layer, keras.layers.MultiHeadAttention):
+        return layer.num_heads, 1
+    if isinstance(layer, keras.layers.GroupQueryAttention):
+        return layer.num_query_heads, layer.num_query_heads // layer.num_key_value_heads
+    raise SelectionError(
+        f"Heads are those of a MultiHeadAttention or GroupQueryAttention layer; received {type(layer).__name__}."
+    )
+
+
+def head_axes(layer: keras.Layer) -> dict[str, tuple[int, bool]]:
+    """The axis of heads in each weight of an attention layer, by path, and whether it counts key/value heads."""
+    axes = {}
+    for path, variable in selectable(layer).items():
+        projection, kind = f"/{path}".split("/")[-2:]
+        if projection == "attention_output" and kind == "kernel":
+            axes[path] = (0, False)
+        elif projection in ("query", "gate", "key", "value") and kind in ("kernel", "bias"):
+            axes[path] = (len(variable.shape) - 2, projection in ("key", "value"))
+    return axes
 
 
 def _weight(variable: keras.Variable) -> Weight:

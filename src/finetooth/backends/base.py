@@ -102,6 +102,9 @@ class Backend(Protocol):
     def outside_of_graphs(self) -> AbstractContextManager[Any]:
         """Where variables can be made while a function is traced."""
 
+    def aside(self) -> AbstractContextManager[Any]:
+        """While open, no gradients are recorded where that is up to us, and the backend's own seeds do not move."""
+
     def sparse_rows(self, gradient: Any) -> tuple[Tensor, Tensor] | None:
         """The row numbers and rows of a sparse gradient, in which rows may repeat; None for a dense one."""
 
@@ -126,6 +129,15 @@ class Backend(Protocol):
         That is a function of some positions in `sources`, each a Keras variable or one of the backend's own, and can be
         called again. A gradient is None where the loss does not depend on the source, or zero.
         """
+
+    def known(self, condition: Tensor) -> bool | None:
+        """The truth of a scalar; None while a function is traced, when nobody knows it."""
+
+    def either(self, condition: Tensor, less: Callable[[], Any], all: Callable[[], Any]) -> None:
+        """Do all, or less if the condition holds, where a compiled function can choose."""
+
+    def where_open(self, gradient: Any, mask: Tensor) -> Any:
+        """A gradient, dense or sparse, with exact zeros where the mask, which it is broadcast to, is false."""
 
     def creation_scope(self, model: keras.Model) -> AbstractContextManager[Any]:
         """Where variables that belong to the model must be created."""

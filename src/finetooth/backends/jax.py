@@ -221,6 +221,10 @@ def outside_of_graphs() -> AbstractContextManager[Any]:
     return jax.ensure_compile_time_eval()
 
 
+def aside() -> AbstractContextManager[Any]:
+    return nullcontext()
+
+
 def sparse_rows(gradient: Any) -> tuple[jax.Array, jax.Array] | None:
     if not isinstance(gradient, BCOO):
         return None
@@ -249,6 +253,20 @@ def write_rows(variable: Any, rows: jax.Array, values: jax.Array) -> None:
 @functools.partial(jax.jit, donate_argnums=0)
 def _written_rows(value: jax.Array, rows: jax.Array, values: jax.Array) -> jax.Array:
     return value.at[rows].set(values, mode="drop")
+
+
+def known(condition: jax.Array) -> bool | None:
+    return None if isinstance(condition, jax.core.Tracer) else bool(condition)
+
+
+def either(condition: jax.Array, less: Callable[[], Any], all: Callable[[], Any]) -> None:
+    all()  # what is assigned cannot depend on a condition, and the compiler fuses a choice of values
+
+
+def where_open(gradient: Any, mask: jax.Array) -> Any:
+    if isinstance(gradient, BCOO):
+        return BCOO((where_open(gradient.data, mask), gradient.indices), shape=gradient.shape)
+    return jnp.where(mask, gradient, 0)
 
 
 class _Collecting(keras.StatelessScope):

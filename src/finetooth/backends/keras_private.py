@@ -7,7 +7,8 @@ fail when one of these moves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -16,6 +17,8 @@ PART = "_finetooth_part"  # attribute of the compact variables, which are no wei
 COMPOSED = "_finetooth_composed_with"  # attribute of variables that are read as base and part
 JAX_STATE = ("jax_state_sync", "_get_jax_state")  # by which `fit` on JAX takes and returns what variables hold
 TUNED = "_finetooth_tuned"  # attribute of layers that are being tuned
+GATE = "_finetooth_gate"  # attribute of gates, whose own variables are no weights of the model
+FLAG_OF = "_finetooth_flag_of"  # attribute of the variable by which a gate tells optimizers whether it is open
 
 
 def layers_of(layer: keras.Layer) -> list[keras.Layer]:
@@ -118,3 +121,89 @@ def undistributed(kind: Any) -> Any:
 def decay_like(optimizer: Any, other: Any, counterparts: Mapping[int, Any]) -> None:
     """Let weight decay leave out what it leaves out in another optimizer, by ids of variables and theirs there."""
     optimizer.__dict__["_use_weight_decay"] = lambda variable: other._use_weight_decay(counterparts[id(variable)])
+
+
+def build_for(model: keras.Model, data: Any) -> None:
+    """Make everything that training on such a batch needs: weights, losses, metrics, the optimizer's state."""
+    model._symbolic_build(data_batch=data)
+
+
+def takes_training(layer: keras.Layer) -> bool:
+    """Whether the layer's call is told that it is training."""
+    return layer._call_has_training_arg
+
+
+def compiled_losses(model: keras.Model) -> list[tuple[Any, tuple[keras.losses.Loss, Any]]]:
+    """Where each compiled loss belongs in the model's output, the loss, and its weight or None."""
+    compiled = model._compile_loss
+    return [] if compiled is None else [(path, (loss, weight)) for path, loss, weight, _ in compiled._flat_losses]
+
+
+def compiled_loss(model: keras.Model) -> keras.losses.Loss:
+    """The function of targets, predictions and weights that `compile` was given, for all outputs."""
+    return model._compile_loss
+
+
+def loss_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """The metrics in which a step reports losses: of all outputs together, then of each where there are several."""
+    return [model._loss_tracker, *(model._compile_loss.metrics if model._compile_loss is not None else [])]
+
+
+def metrics_in(model: keras.Model) -> list[keras.metrics.Metric]:
+    """The metrics that the model holds itself; the list itself."""
+    return model._metrics
+
+
+def with_mask(tensor: Any, like: Any) -> Any:
+    """The tensor, with the mask that layers have attached to another."""
+    mask = getattr(like, "_keras_mask", None)
+    if mask is not None:
+        tensor._keras_mask = mask
+    return tensor
+
+
+def current_value(variable: keras.Variable) -> Any:
+    """The tensor that the variable holds just now, in a scope or by itself: not cast, not composed."""
+    with keras.StatelessScope(initialize_variables=False) as scope:
+        outside = scope.original_scope
+    value = None if outside is None else outside.get_current_value(variable)
+    return keras.ops.convert_to_tensor(variable._value if value is None else value)
+
+
+@contextmanager
+def outside_of_scopes() -> Iterator[None]:
+    """While open, variables can be made, and hold their own values."""
+
+    def switch_to(scope: Any) -> Any:
+        with keras.StatelessScope(initialize_variables=False) as switch:
+            before, switch.original_scope = switch.original_scope, scope
+        return before
+
+    before = switch_to(None)
+    try:
+        yield
+    finally:
+        switch_to(before)
+
+
+def entry_layer(layer: keras.Layer) -> keras.Layer:
+    """The outermost layer or model of the call that this layer's is a part of."""
+    context = layer._get_call_context()
+    if not hasattr(context, "training"):  # made just now: the layer is not called, but `stateless_call` runs it
+        layer._maybe_reset_call_context()
+    return context.entry_layer
+
+
+def forget_losses(layer: keras.Layer) -> None:
+    """Let the layer not know the losses that it has added: who else has them counts them."""
+    layer._clear_losses()
+
+
+def trained_by(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """The variables that an optimizer was built for."""
+    return list(optimizer._trainable_variables)
+
+
+def averages_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """The moving averages of the variables that an optimizer was built for; empty where it keeps none."""
+    return list(optimizer._model_variables_moving_average) if optimizer.use_ema else []

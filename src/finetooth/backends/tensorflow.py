@@ -236,6 +236,10 @@ def outside_of_graphs() -> AbstractContextManager[Any]:
     return tf.init_scope()
 
 
+def aside() -> AbstractContextManager[Any]:
+    return nullcontext()  # a step opens its tape later
+
+
 def sparse_rows(gradient: Any) -> tuple[tf.Tensor, tf.Tensor] | None:
     return (gradient.indices, gradient.values) if isinstance(gradient, tf.IndexedSlices) else None
 
@@ -268,6 +272,28 @@ def write_rows(variable: Any, rows: tf.Tensor, values: tf.Tensor) -> None:
     tf.raw_ops.ResourceScatterUpdate(resource=target.handle, indices=rows, updates=values)
     if not _in_xla():
         _share_reads(target)
+
+
+def known(condition: tf.Tensor) -> bool | None:
+    return bool(condition) if tf.executing_eagerly() else None
+
+
+def either(condition: tf.Tensor, less: Callable[[], Any], all: Callable[[], Any]) -> None:
+    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        all()  # replicas may be of different minds, and meet in there
+    else:
+        tf.cond(condition, lambda: _done(less), lambda: _done(all))
+
+
+def _done(function: Callable[[], Any]) -> tf.Operation:
+    function()
+    return tf.no_op()
+
+
+def where_open(gradient: Any, mask: tf.Tensor) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(where_open(gradient.values, mask), gradient.indices, gradient.dense_shape)
+    return tf.where(mask, gradient, tf.zeros_like(gradient))
 
 
 def record(function: Callable[[], tuple[tf.Tensor, Any]], sources: Sequence[Any]) -> Any:

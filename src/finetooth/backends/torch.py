@@ -217,6 +217,12 @@ def outside_of_graphs() -> AbstractContextManager[Any]:
     return nullcontext()
 
 
+@contextmanager
+def aside() -> Iterator[None]:
+    with torch.no_grad(), torch.random.fork_rng(range(torch.cuda.device_count())):
+        yield
+
+
 def sparse_rows(gradient: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
     if not gradient.is_sparse:
         return None
@@ -244,6 +250,21 @@ def write_rows(variable: Any, rows: torch.Tensor, values: torch.Tensor) -> None:
         return
     with torch.no_grad():
         _value(variable).index_copy_(0, rows, values)
+
+
+def known(condition: torch.Tensor) -> bool | None:
+    return True if condition.is_meta else bool(condition)  # only shapes are asked for, of what an open gate does
+
+
+def either(condition: torch.Tensor, less: Callable[[], Any], all: Callable[[], Any]) -> None:
+    (less if known(condition) else all)()
+
+
+def where_open(gradient: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    if gradient.is_sparse:
+        values = where_open(gradient._values(), mask)
+        return torch.sparse_coo_tensor(gradient._indices(), values, gradient.shape)
+    return torch.where(mask, gradient, 0)
 
 
 def record(function: Callable[[], tuple[torch.Tensor, Any]], sources: Sequence[Any]) -> Any:

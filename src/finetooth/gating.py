@@ -1,0 +1,175 @@
+"""What optimizers do about closed gates: nothing at all, to the gate's weights and to the state they keep for them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from .backends import backend, keras_private
+from .errors import GateError, TuningError
+from .hooks import hooked
+from .wrapping import Wrapper
+
+GUARDED = "_finetooth_guarded"  # attribute of optimizers that know gates
+
+
+class Slot(NamedTuple):
+    """A variable in which an optimizer keeps something for one that it trains."""
+
+    variable: keras.Variable
+    owner: Any
+    average_by: keras.optimizers.Optimizer | None  # whose average of the owner it is, if it is one
+
+
+def guard(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Let an optimizer leave the weights behind closed gates alone, and its state for them. Returns it.
+
+    A gate tells by the gradient of a variable of its own, the flag, whether it was open in a step. The optimizer runs
+    as it is; then all that belongs to a closed gate becomes what it was, so it does not matter what the optimizer does.
+    """
+    inner = optimizer
+    while hasattr(inner, "inner_optimizer"):
+        if isinstance(inner, Wrapper):
+            raise TuningError(
+                f"{type(inner).__name__} does not know gates. Train a model with gates by its inner optimizer."
+            )
+        inner = inner.inner_optimizer
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        raise GateError(f"Expected a Keras optimizer; received {inner!r}.")
+    if GUARDED not in inner.__dict__:
+        # Past Keras' tracking on TensorFlow. For good: the optimizer goes on as it is wherever there are no gates.
+        inner.__dict__.update({GUARDED: True, "apply": functools.partial(_apply, inner, inner.apply)})
+    return optimizer
+
+
+def _apply(optimizer: Any, original: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+    variables = keras_private.trained_by(optimizer) if trainable_variables is None else list(trainable_variables)
+    grads = list(grads)
+    flags = [i for i, v in enumerate(variables) if hasattr(v, keras_private.FLAG_OF) and grads[i] is not None]
+    masks = _masks([(variables[i], grads[i]) for i in flags])
+    for i in flags:
+        grads[i] = ops.zeros_like(grads[i])  # so the flag stays as it is, and counts in no norm
+    if not masks:
+        original(grads, trainable_variables)
+        return
+    if not optimizer.built:
+        with backend.outside_of_graphs(), keras.name_scope(optimizer.name):
+            optimizer.build(variables)
+    grads = [_masked(g, v, masks.get(id(v))) for g, v in zip(grads, variables)]
+
+    def step() -> None:
+        original(grads, trainable_variables)
+
+    def step_and_put_back() -> None:
+        kept = list(_kept(optimizer, masks))
+        step()
+        for variable, value, mask in kept:
+            closed = not len(mask.shape) and backend.known(mask) is False
+            variable.assign(value if closed else ops.where(mask, ops.convert_to_tensor(variable), value))
+
+    all_open = ops.all(ops.stack([ops.all(mask) for mask in masks.values()]))
+    backend.either(all_open, step, step_and_put_back)
+
+
+def _masked(gradient: Any, variable: Any, mask: Any) -> Any:
+    if mask is None:
+        return gradient
+    return backend.where_open(ops.zeros(variable.shape, variable.dtype) if gradient is None else gradient, mask)
+
+
+def _masks(flags: list[tuple[Any, Any]]) -> dict[int, Any]:
+    """Where each weight behind a gate that is, or may be, closed is open; by the weight's id."""
+    masks: dict[int, Any] = {}
+    for flag, gradient in flags:
+        gate = getattr(flag, keras_private.FLAG_OF)()
+        opened = gradient > 0  # also where the loss was scaled, or the gate was called twice
+        if gate is None or backend.known(ops.all(opened)):
+            continue
+        for variable, mask in gate.masks(opened):
+            before = masks.get(id(variable))
+            masks[id(variable)] = mask if before is None else ops.logical_and(before, mask)
+    return masks
+
+
+def _kept(optimizer: Any, masks: dict[int, Any]) -> Iterator[tuple[Any, Any, Any]]:
+    """The weights and slots behind the masks, with copies of what they hold."""
+    slots = [slot for slot in _slots(optimizer) if id(slot.owner) in masks]
+    for variable in keras_private.trained_by(optimizer):
+        if id(variable) in masks:
+            yield variable, _copy(variable), masks[id(variable)]
+    for slot in slots:
+        mask = masks[id(slot.owner)]
+        if len(mask.shape) and tuple(slot.variable.shape) != tuple(slot.owner.shape):
+            raise GateError(
+                f"{optimizer.name!r} keeps a {slot.variable.name!r} of shape {slot.variable.shape} for "
+                f"{slot.owner.path!r} of shape {slot.owner.shape}, in which heads are not apart. Use an optimizer that "
+                "treats each element by itself, such as AdamW, or a gate around the whole layer."
+            )
+        value = _copy(slot.variable)
+        if slot.average_by is not None:
+            # Keras starts an average at the first step, whether or not the gate is open: it is the weight as it is.
+            value = ops.where(ops.equal(slot.average_by.iterations, 0), _copy(slot.owner), value)
+        yield slot.variable, value, mask
+
+
+def _copy(variable: Any) -> Any:
+    return ops.stop_gradient(ops.copy(ops.convert_to_tensor(variable)))
+
+
+def _slots(optimizer: Any) -> list[Slot]:
+    """The state that an optimizer, or those it is made of, keeps for each variable."""
+    if "_finetooth_slots" not in optimizer.__dict__:
+        members = [member for member in getattr(optimizer, "optimizers", [optimizer]) if member.built]
+        optimizer.__dict__["_finetooth_slots"] = [slot for member in members for slot in _slots_of(member)]
+    return optimizer.__dict__["_finetooth_slots"]
+
+
+def _slots_of(optimizer: Any) -> Iterator[Slot]:
+    """Build a copy whose state is one number each, and see for which variable it is made. The order is the same."""
+    variables = _Noting(keras_private.trained_by(optimizer))
+    owners: dict[int, Any] = {}
+
+    def add_from(original: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+        variables.current = reference_variable
+        return original(reference_variable, *args, **kwargs)
+
+    def add(original: Any, shape: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original((), *args, **kwargs)
+        owners[id(made)] = variables.current
+        return made
+
+    with ExitStack() as stack:
+        stack.enter_context(backend.outside_of_graphs())
+        stack.enter_context(keras_private.outside_of_scopes())
+        with keras.StatelessScope([(v, ops.zeros((), v.dtype)) for v in optimizer.variables if not v.shape]):
+            config = optimizer.get_config()  # for which Keras reads the learning rate, and JAX has it not
+        copy = type(optimizer).from_config(config)
+        stack.enter_context(hooked(copy, "add_variable_from_reference", add_from))
+        stack.enter_context(hooked(copy, "add_variable", add))
+        copy.build(variables)
+    if len(copy.variables) != len(optimizer.variables):
+        raise GateError(
+            f"{optimizer.name!r} keeps {len(optimizer.variables)} variables, a copy of it {len(copy.variables)}: which "
+            "are a gate's is not known. Its get_config() should have all that it is made with."
+        )
+    averages = {id(v) for v in keras_private.averages_of(optimizer)}
+    for own, twin in zip(optimizer.variables, copy.variables):
+        owner = owners.get(id(twin))
+        if owner is not None:
+            yield Slot(own, owner, optimizer if id(own) in averages else None)
+
+
+class _Noting(list):
+    """A list that knows which of its entries a loop has come to."""
+
+    current: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        for self.current in super().__iter__():
+            yield self.current
+        self.current = None
