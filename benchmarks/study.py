@@ -134,7 +134,7 @@ def trained(name: str, kind: str, seed: int, steps: int) -> dict[str, float]:
     (x, y), test = images(kind, seed)
     model = set_up(name, seed, steps)
     ends: list[float] = []
-    noting = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_: ends.append(time.perf_counter()))
+    noting = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: ends.append(time.perf_counter()))
     model.fit(batches(x, y, seed), steps_per_epoch=steps, shuffle=False, verbose=0, callbacks=[noting])
     seconds = (ends[-1] - ends[0]) * steps / (steps - 1)  # the first step compiles
     return {"accuracy": model.evaluate(*test, batch_size=500, verbose=0)[1], "seconds": seconds}

@@ -41,9 +41,9 @@ __version__ = "0.1.0"
 # A name is imported when it is first used, and Keras with it: importing finetooth never picks the backend, and the
 # command line answers at once.
 _HOME = {
+    "batch": "",
     "SelectiveBackprop": "backprop",
     "selective_backprop": "backprop",
-    "batch": "",
     "BatchError": "errors",
     "FinetoothError": "errors",
     "GateError": "errors",

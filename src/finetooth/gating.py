@@ -29,8 +29,9 @@ class Slot(NamedTuple):
 def guard(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """Let an optimizer leave the weights behind closed gates alone, and its state for them. Returns it.
 
-    A gate tells by the gradient of a variable of its own, the flag, whether it was open in a step. The optimizer runs
-    as it is; then all that belongs to a closed gate becomes what it was, so it does not matter what the optimizer does.
+    A gate tells by the gradient of a variable of its own, the flag, whether it was open in a step. While all are open
+    the optimizer runs as it is. If one is closed it runs for the rest; or, where it would not leave the others alone or
+    heads are apart, it runs and all that belongs to a closed gate becomes what it was.
     """
     inner = optimizer
     while hasattr(inner, "inner_optimizer"):
@@ -60,26 +61,45 @@ def _apply(optimizer: Any, original: Any, grads: Sequence[Any], trainable_variab
     if not optimizer.built:
         with backend.outside_of_graphs(), keras.name_scope(optimizer.name):
             optimizer.build(variables)
-    grads = [_masked(g, v, masks.get(id(v))) for g, v in zip(grads, variables)]
+    grads = [_zeros(v) if g is None and id(v) in masks else g for g, v in zip(grads, variables)]
+    rest = [(g, v) for g, v in zip(grads, variables) if id(v) not in masks and g is not None]
 
     def step() -> None:
         original(grads, trainable_variables)
 
+    def step_on_the_rest() -> None:
+        original([g for g, _ in rest], [v for _, v in rest])
+
+    together = len({id(mask) for mask in masks.values()}) == 1 and not len(next(iter(masks.values())).shape)
+    apart = together and rest and _steps_apart(optimizer)
+    masked = grads
+    if not apart:
+        masked = [backend.where_open(g, masks[id(v)]) if id(v) in masks else g for g, v in zip(grads, variables)]
+
     def step_and_put_back() -> None:
         kept = list(_kept(optimizer, masks))
-        step()
+        original(masked, trainable_variables)
         for variable, value, mask in kept:
             closed = not len(mask.shape) and backend.known(mask) is False
             variable.assign(value if closed else ops.where(mask, ops.convert_to_tensor(variable), value))
 
     all_open = ops.all(ops.stack([ops.all(mask) for mask in masks.values()]))
-    backend.either(all_open, step, step_and_put_back)
+    everything = [*variables, *optimizer.variables]
+    if backend.of_one_mind():
+        backend.either(all_open, step, step_on_the_rest if apart else step_and_put_back, everything)
+    else:
+        step_and_put_back()
 
 
-def _masked(gradient: Any, variable: Any, mask: Any) -> Any:
-    if mask is None:
-        return gradient
-    return backend.where_open(ops.zeros(variable.shape, variable.dtype) if gradient is None else gradient, mask)
+def _steps_apart(optimizer: Any) -> bool:
+    """Whether a step on some variables leaves all others, and what is kept for them, alone. Then it saves the work."""
+    return backend.of_one_mind() and not (
+        optimizer.use_ema or optimizer.gradient_accumulation_steps or hasattr(optimizer, "optimizers")
+    )
+
+
+def _zeros(variable: Any) -> Any:
+    return ops.zeros(variable.shape, variable.dtype)
 
 
 def _masks(flags: list[tuple[Any, Any]]) -> dict[int, Any]:

@@ -133,8 +133,13 @@ class Backend(Protocol):
     def known(self, condition: Tensor) -> bool | None:
         """The truth of a scalar; None while a function is traced, when nobody knows it."""
 
-    def either(self, condition: Tensor, less: Callable[[], Any], all: Callable[[], Any]) -> None:
-        """Do all, or less if the condition holds, where a compiled function can choose."""
+    def of_one_mind(self) -> bool:
+        """Whether a step goes one way. Replicas may disagree, and would not meet where they exchange gradients."""
+
+    def either(
+        self, condition: Tensor, yes: Callable[[], Any], no: Callable[[], Any], variables: Sequence[keras.Variable]
+    ) -> None:
+        """Do one thing if the condition holds, else another; both assign to these variables and no others."""
 
     def where_open(self, gradient: Any, mask: Tensor) -> Any:
         """A gradient, dense or sparse, with exact zeros where the mask, which it is broadcast to, is false."""

@@ -259,8 +259,22 @@ def known(condition: jax.Array) -> bool | None:
     return None if isinstance(condition, jax.core.Tracer) else bool(condition)
 
 
-def either(condition: jax.Array, less: Callable[[], Any], all: Callable[[], Any]) -> None:
-    all()  # what is assigned cannot depend on a condition, and the compiler fuses a choice of values
+def of_one_mind() -> bool:
+    return True
+
+
+def either(
+    condition: jax.Array, yes: Callable[[], Any], no: Callable[[], Any], variables: Sequence[keras.Variable]
+) -> None:
+    def values_after(function: Callable[[], Any], values: Sequence[jax.Array]) -> list[jax.Array]:
+        with keras.StatelessScope(state_mapping=zip(variables, values)) as scope:
+            function()
+        return [scope.get_current_value(variable) for variable in variables]
+
+    branches = (functools.partial(values_after, function) for function in (yes, no))
+    after = jax.lax.cond(condition, *branches, [variable.value for variable in variables])
+    for variable, value in zip(variables, after):
+        variable.assign(value)
 
 
 def where_open(gradient: Any, mask: jax.Array) -> Any:

@@ -278,11 +278,14 @@ def known(condition: tf.Tensor) -> bool | None:
     return bool(condition) if tf.executing_eagerly() else None
 
 
-def either(condition: tf.Tensor, less: Callable[[], Any], all: Callable[[], Any]) -> None:
-    if tf.distribute.get_strategy().num_replicas_in_sync > 1:
-        all()  # replicas may be of different minds, and meet in there
-    else:
-        tf.cond(condition, lambda: _done(less), lambda: _done(all))
+def of_one_mind() -> bool:
+    return tf.distribute.get_strategy().num_replicas_in_sync == 1
+
+
+def either(
+    condition: tf.Tensor, yes: Callable[[], Any], no: Callable[[], Any], variables: Sequence[keras.Variable]
+) -> None:
+    tf.cond(condition, lambda: _done(yes), lambda: _done(no))
 
 
 def _done(function: Callable[[], Any]) -> tf.Operation:

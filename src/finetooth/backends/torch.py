@@ -256,8 +256,14 @@ def known(condition: torch.Tensor) -> bool | None:
     return True if condition.is_meta else bool(condition)  # only shapes are asked for, of what an open gate does
 
 
-def either(condition: torch.Tensor, less: Callable[[], Any], all: Callable[[], Any]) -> None:
-    (less if known(condition) else all)()
+def of_one_mind() -> bool:
+    return True
+
+
+def either(
+    condition: torch.Tensor, yes: Callable[[], Any], no: Callable[[], Any], variables: Sequence[keras.Variable]
+) -> None:
+    (yes if known(condition) else no)()
 
 
 def where_open(gradient: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
