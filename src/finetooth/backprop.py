@@ -128,7 +128,7 @@ class SelectiveBackprop:
             return chosen()
         with scoring.held(self.model, state):
             selective = ops.cast(self._when(self.model.optimizer.iterations), "bool")
-        return ops.cond(selective, chosen, whole)
+        return backend.branch(selective, chosen, whole)
 
     def _from_stale_scores(self, stale: batch.Stale, original: Any, state: Any, data: Any) -> Any:
         """Score the batch only if a score in it is too old."""
@@ -139,7 +139,7 @@ class SelectiveBackprop:
             age = step - ops.take(self._ledger.scored.value, ids)
             known = ops.take(self._ledger.scores.value, ids)
             young = ops.all(age < stale.steps)
-        return ops.cond(
+        return backend.branch(
             young,
             lambda: self._with_logs(*self._steps.chosen_by(known, original, state, data)),
             lambda: self._with_logs(*self._steps.scored(original, state, data, remember=(ids, step))),

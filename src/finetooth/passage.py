@@ -61,7 +61,7 @@ def choose(
         zeros = [ops.zeros(loss.shape, loss.dtype) for loss in losses]
         return keras.tree.flatten([closed()]), [keras_private.current_value(v) for v in assigned], zeros
 
-    flat, values, added = ops.cond(condition, when_open, when_closed)
+    flat, values, added = backend.branch(condition, when_open, when_closed)
     if layer is not None:
         keras_private.forget_losses(layer)
     _settle(zip(assigned, values), added, add_loss)

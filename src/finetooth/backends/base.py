@@ -136,6 +136,12 @@ class Backend(Protocol):
     def of_one_mind(self) -> bool:
         """Whether a step goes one way. Replicas may disagree, and would not meet where they exchange gradients."""
 
+    def branch(self, condition: Tensor, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+        """What the one function returns if the condition holds, else what the other does, with gradients.
+
+        Neither assigns anything.
+        """
+
     def either(
         self, condition: Tensor, yes: Callable[[], Any], no: Callable[[], Any], variables: Sequence[keras.Variable]
     ) -> None:
@@ -164,6 +170,11 @@ def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = 
     """The product, of two matrices where one is transposed."""
     a, b = (keras.ops.transpose(x) if turned else x for x, turned in ((a, transpose_a), (b, transpose_b)))
     return keras.ops.matmul(a, b)
+
+
+def branch(condition: Tensor, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+    """What the one function returns if the condition holds, else what the other does, with gradients."""
+    return keras.ops.cond(condition, yes, no)
 
 
 def einsum(equation: str, a: Tensor, b: Tensor) -> Tensor:

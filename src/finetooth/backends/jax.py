@@ -20,6 +20,7 @@ from .base import Axes, ProductCosts
 from .base import as_matrix as as_matrix
 from .base import einsum as einsum
 from .base import matmul as matmul
+from .jax_branches import branch as branch
 
 
 class Index(NamedTuple):

@@ -13,6 +13,7 @@ from tensorflow.python.ops import control_flow_util  # no public name says wheth
 
 from .base import Axes, ProductCosts
 from .base import as_matrix as as_matrix
+from .base import branch as branch
 from .base import einsum as einsum
 from .base import matmul as matmul
 

@@ -15,6 +15,7 @@ from ..errors import PartError, TuningError
 from ..hooks import hooked
 from . import keras_private
 from .base import Axes, ProductCosts
+from .base import branch as branch
 from .torch_backwards import pull_back as pull_back
 
 
