@@ -21,20 +21,21 @@ def text(count=BATCH, padding=False):
     return tokens, rng.integers(0, WORDS, (count, LENGTH))
 
 
-def language_model(softmax=False, mask=False, optimizer="sgd"):
+def language_model(softmax=False, mask=False, optimizer="sgd", **head):
     keras.utils.set_random_seed(3)
     inputs = keras.Input((LENGTH,), dtype="int32")
     x = layers.Embedding(WORDS, 8, mask_zero=mask, name="embedding")(inputs)
     x = layers.LSTM(8, return_sequences=True, name="body", kernel_regularizer="l2")(x)
     x = layers.LayerNormalization()(x)
-    x = layers.Dense(WORDS, name="head")(x)
+    x = layers.Dense(WORDS, name="head", **head)(x)
     model = keras.Model(inputs, layers.Softmax()(x) if softmax else x)
-    model.compile(optimizer, CROSSENTROPY(from_logits=not softmax), weighted_metrics=["accuracy"])
+    from_logits = not softmax and "activation" not in head
+    model.compile(optimizer, CROSSENTROPY(from_logits=from_logits), weighted_metrics=["accuracy"])
     return model
 
 
-def token_losses(model, x, y, softmax=False):
-    return ops.convert_to_numpy(CROSSENTROPY(from_logits=not softmax, reduction="none")(y, plain(model(x))))
+def token_losses(model, x, y, from_logits=True):
+    return ops.convert_to_numpy(CROSSENTROPY(from_logits=from_logits, reduction="none")(y, plain(model(x))))
 
 
 def plain(tensor):
@@ -53,11 +54,15 @@ def assert_close(model, reference):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("softmax", [False, True])
-def test_the_step_is_that_of_the_kept_tokens(softmax):
+@pytest.mark.parametrize(
+    "head",
+    [{}, {"use_bias": False}, {"softmax": True}, {"activation": "softmax"}, {"kernel_constraint": "max_norm"}],
+    ids=str,
+)
+def test_the_step_is_that_of_the_kept_tokens(head):
     x, y = text()
-    model, reference = language_model(softmax), language_model(softmax)
-    losses = token_losses(model, x, y, softmax).ravel()
+    model, reference = language_model(**head), language_model(**head)
+    losses = token_losses(model, x, y, model.loss.from_logits).ravel()
     kept = np.argsort(-losses, kind="stable")[:12]
     weights = np.zeros(x.size, "float32")
     weights[kept] = 1 / 12
@@ -65,7 +70,7 @@ def test_the_step_is_that_of_the_kept_tokens(softmax):
     with ft.selective_backprop(model, 0.25, tokens=True):
         logs = model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0).history
     assert_close(model, reference)
-    expected = language_model(softmax).evaluate(x, y, batch_size=BATCH, return_dict=True, verbose=0)
+    expected = language_model(**head).evaluate(x, y, batch_size=BATCH, return_dict=True, verbose=0)
     for name, value in expected.items():  # of all tokens, the regularizer's loss included
         np.testing.assert_allclose(logs[name], [value], rtol=1e-5)
     np.testing.assert_allclose(logs["kept_threshold"], np.sort(losses)[-12], rtol=1e-5)
@@ -147,6 +152,22 @@ def test_the_head_is_given_kept_tokens_only():
     with ft.selective_backprop(model, 0.25, tokens=model.head):
         model.fit(x, y, batch_size=BATCH, verbose=0)
     assert shapes == [(BATCH, LENGTH, 8), (1, 12, 8)]
+
+
+def test_logits_of_a_plain_head_are_computed_once(monkeypatch):
+    shapes = []
+    call = layers.Dense.call
+
+    def noting(self, inputs, training=None):
+        shapes.append(tuple(inputs.shape))
+        return call(self, inputs, training)
+
+    model = language_model()
+    model.train_on_batch(*text())
+    monkeypatch.setattr(layers.Dense, "call", noting)
+    with ft.selective_backprop(model, 0.25, tokens=True):
+        model.train_on_batch(*text())
+    assert shapes == [(BATCH, LENGTH, 8)]
 
 
 def test_sampling_keeps_its_history_and_its_seeds():

@@ -76,11 +76,14 @@ class _Choice:
                 f"token; its input has shape {tuple(hidden.shape)}."
             )
         with backend.aside():
-            whole = call(ops.stop_gradient(hidden), *more, **kwargs)
+            whole = first = call(ops.stop_gradient(hidden), *more, **kwargs)
             for layer in head[1:]:
                 whole = layer(whole)
             self._predictions = ops.stop_gradient(whole)
         self._choose(mask_of(hidden))
+        if _is_product(head[0]):
+            weights = [ops.convert_to_tensor(weight) for weight in _weights(head[0])]
+            return _known_product(ops.stop_gradient(self._taken(first)), self._taken(hidden), *weights)
         return call(self._taken(hidden), *more, **kwargs)
 
     def _choose(self, mask: Any) -> None:
@@ -143,6 +146,35 @@ class _Choice:
         if self._weights is not None:
             weights = weights * self._taken(self._weights)
         return original(x, self._taken(y), y_pred, weights, **kwargs)
+
+
+def _is_product(layer: keras.Layer) -> bool:
+    """Whether the layer adds a bias to a product with its kernel and does nothing else."""
+    return (
+        type(layer) is keras.layers.Dense
+        and layer.activation is keras.activations.linear
+        and not (layer.lora_enabled or layer.quantization_mode)
+        and all(v.trainable and not hasattr(v, keras_private.COMPOSED) for v in _weights(layer))
+    )
+
+
+def _weights(layer: keras.layers.Dense) -> list[keras.Variable]:
+    return [layer.kernel] if layer.bias is None else [layer.kernel, layer.bias]
+
+
+@ops.custom_gradient
+def _known_product(y: Any, x: Any, kernel: Any, bias: Any = None) -> Any:
+    """y, which is what a Dense layer has made of x already: only the gradients are computed."""
+
+    def grad(*args: Any, upstream: Any = None) -> Any:
+        dy = args[0] if upstream is None else upstream
+        flat_x, flat_dy = backend.as_matrix(x), backend.as_matrix(dy)
+        of_kernel = backend.matmul(flat_x, flat_dy, transpose_a=True)
+        of_x = ops.reshape(backend.matmul(flat_dy, kernel, transpose_b=True), ops.shape(x))
+        of_bias = () if bias is None else (ops.sum(flat_dy, axis=0),)
+        return dy, of_x, of_kernel, *of_bias  # the first is anything: nobody asks for y's own
+
+    return y, grad
 
 
 def _inside(model: keras.Model, layer: Any) -> keras.Layer:
