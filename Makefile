@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-long lint bench bench-parts clean
+.PHONY: demo test test-long lint bench bench-parts bench-selective study clean
 
 demo: $(VENV)/demo.stamp
 	KERAS_BACKEND=tensorflow TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/finetooth demo
@@ -20,6 +20,12 @@ bench: $(VENV)/bench.stamp
 
 bench-parts: $(VENV)/bench.stamp
 	$(BIN)/python benchmarks/parts.py
+
+bench-selective: $(VENV)/bench.stamp
+	$(BIN)/python benchmarks/selective.py
+
+study: $(VENV)/bench.stamp
+	KERAS_BACKEND=tensorflow TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python benchmarks/study.py
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .

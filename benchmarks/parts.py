@@ -11,57 +11,20 @@ One process per backend; contenders take turns, and the median of the rounds cou
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-BACKENDS = ("tensorflow", "jax", "torch")
-BUILD = Path(__file__).parent.parent / "build"
+from per_backend import main, progress
+
 ROUNDS, SECONDS = 7, 0.04  # of each contender; how long it runs in a round
 WIDTH = 1000
 SIZES = (10**5, 10**6, 10**7, 10**8, 5 * 10**8)
 OURS, BY_HAND = "finetooth", "lazy Adam by hand"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("backends", nargs="*", choices=[*BACKENDS, []], help="default: all three")
-    parser.add_argument("--json", type=Path, default=BUILD / "parts.json", help="where the numbers go")
-    parser.add_argument("--one", choices=BACKENDS, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one:
-        arguments.json.write_text(json.dumps(measured(arguments.one)))
-        return 0
-    results = {}
-    for backend in arguments.backends or BACKENDS:
-        results[backend] = in_process(backend)
-        print("\n\n".join(["", *tables(backend, results[backend])]), flush=True)
-    print(f"\n{goals(results)}")
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(results, indent=1))
-    print(f"\nWrote {arguments.json}.")
-    return 0
-
-
-def in_process(backend: str, script: str = __file__) -> dict[str, Any]:
-    """What a benchmark measures of one backend, in a process of its own."""
-    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
-    with TemporaryDirectory() as folder:
-        file = Path(folder) / "result.json"
-        command = [sys.executable, script, "--one", backend, "--json", str(file)]
-        done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True)
-        if done.returncode:
-            sys.exit(f"{done.stderr}\n{backend} failed with status {done.returncode}.")
-        return json.loads(file.read_text())
 
 
 def regions(size: int) -> dict[str, tuple[tuple[int, int], Any]]:
@@ -232,9 +195,5 @@ def _spread(row: Mapping[str, float]) -> str:
     return f"{times[-1] / times[0]:.2f}"
 
 
-def progress(text: str) -> None:
-    print(f"{text} ...", flush=True)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__file__, __doc__, measured, tables, goals))

