@@ -7,6 +7,13 @@ import numpy as np
 import pytest
 
 
+def pytest_configure():
+    """No backend is tested in the place of another."""
+    asked = os.environ.get("FINETOOTH_TEST_BACKEND", keras.backend.backend())
+    if asked != keras.backend.backend():
+        raise pytest.UsageError(f"{asked} was to be tested, and {keras.backend.backend()} is what runs.")
+
+
 @pytest.fixture(autouse=True)
 def fresh_names_and_seeds():
     """Automatic layer names and random numbers do not depend on which tests ran before."""
