@@ -1,5 +1,6 @@
 """The benchmark measures what it says: at toy sizes, its contenders train the same part and freeze the rest."""
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 import goals
 import plot
 import report
+import selective
 import workloads
 from contenders import initial
 from measure import timed
@@ -82,3 +84,19 @@ def test_goals_name_workloads_and_contenders_that_exist(monkeypatch):
     for goal in goals.GOALS:
         if keras.backend.backend() in goal.backends:
             assert {goal.over, goal.under} <= known[goal.workload] | peers
+
+
+@pytest.mark.parametrize("way", ["indexed", "sampled"])
+def test_steps_on_a_share_of_a_batch_are_plain_training_when_the_share_is_all(way):
+    native = importlib.import_module(f"selective_{keras.backend.backend()}")
+
+    def trained(kind):
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((4,))
+        model = selective.compiled(kind(inputs, keras.layers.Dense(3)(keras.layers.Dense(5, "tanh")(inputs))))
+        rng = np.random.default_rng(0)
+        model.fit(rng.normal(size=(12, 4)), rng.integers(0, 3, 12), batch_size=4, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    for own, expected in zip(trained(getattr(native, way)(1.0)), trained(keras.Model), strict=True):
+        np.testing.assert_allclose(own, expected, rtol=1e-4, atol=1e-5)
