@@ -154,6 +154,18 @@ def test_the_head_is_given_kept_tokens_only():
     assert shapes == [(BATCH, LENGTH, 8), (1, 12, 8)]
 
 
+def test_a_head_in_mixed_precision_has_gradients_for_its_own_weights():
+    x, y = text()
+    model, reference = (language_model(dtype="mixed_bfloat16") for _ in range(2))
+    before = [np.array(w) for w in model.get_weights()]
+    reference.train_on_batch(x, y)
+    with ft.selective_backprop(model, 0.999, tokens=True):  # all tokens, by the way of those kept
+        model.train_on_batch(x, y)
+    for start, own, expected in zip(before, model.get_weights(), reference.get_weights(), strict=True):
+        assert own.dtype == np.float32 and (own != start).any()
+        np.testing.assert_allclose(own - start, expected - start, rtol=0.05, atol=0.01 * np.abs(expected - start).max())
+
+
 def test_logits_of_a_plain_head_are_computed_once(monkeypatch):
     shapes = []
     call = layers.Dense.call

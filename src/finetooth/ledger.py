@@ -8,6 +8,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from .backends import keras_private
+
 HISTORY = 1024  # recent losses that chances are computed from
 _NEVER = -(2**30)
 
@@ -26,6 +28,8 @@ class Ledger(keras.metrics.Metric):
         self.scored = self.add_variable((examples,), _never, dtype="int32", name="scored")
         names = ("seen", "kept", "left_out", "choices", "thresholds")
         self._sums = {name: self.add_variable((), "zeros", name=name) for name in names}
+        for variable in self.variables:  # tokens are chosen inside of a layer
+            keras_private.never_cast(variable)
 
     @property
     def variables(self) -> list[keras.Variable]:

@@ -139,7 +139,7 @@ class Backend(Protocol):
     def branch(self, condition: Tensor, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
         """What the one function returns if the condition holds, else what the other does, with gradients.
 
-        Neither assigns anything.
+        Where compiled functions have no side effects, neither assigns anything.
         """
 
     def either(

@@ -170,6 +170,11 @@ def current_value(variable: keras.Variable) -> Any:
     return keras.ops.convert_to_tensor(variable._value if value is None else value)
 
 
+def never_cast(variable: keras.Variable) -> None:
+    """Let the variable be read as it is, also in a layer that computes in another precision."""
+    variable._autocast = False
+
+
 @contextmanager
 def outside_of_scopes() -> Iterator[None]:
     """While open, variables can be made, and hold their own values."""
