@@ -43,8 +43,9 @@ $(VENV)/demo.stamp: $(VENV)/bin/python pyproject.toml requirements/tensorflow.tx
 	$(BIN)/python -m pip install --quiet -r requirements/tensorflow.txt -e .
 	touch $@
 
-$(VENV)/test.stamp: $(VENV)/bin/python pyproject.toml requirements/tensorflow.txt requirements/test.txt
+$(VENV)/test.stamp: $(VENV)/bin/python pyproject.toml requirements/tensorflow.txt requirements/test.txt requirements/models.txt
 	$(BIN)/python -m pip install --quiet -r requirements/test.txt -e .
+	$(BIN)/python -m pip install --quiet --no-deps -r requirements/models.txt
 	touch $@
 
 $(VENV)/bench.stamp: $(VENV)/test.stamp requirements/bench.txt
