@@ -1,4 +1,4 @@
-"""Reversible changes to objects that other people own."""
+"""Reversible changes to methods of objects that belong to the user."""
 
 from __future__ import annotations
 
@@ -8,23 +8,59 @@ from contextlib import contextmanager
 from typing import Any
 
 _MISSING = object()
+_CHAIN = "_finetooth_chain"  # attribute of the functions that stand in for hooked methods
 
 
 @contextmanager
 def hooked(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]:
-    """While open, `owner.name(...)` runs `around(original, ...)`. The class is untouched, and so is a later owner."""
-    before = owner.__dict__.get(name, _MISSING)
-    original = getattr(owner, name)
+    """Context manager: `owner.name(...)` runs `around(original, ...)`; the class is not changed.
 
-    @functools.wraps(original)
-    def hook(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
-
-    owner.__dict__[name] = hook
+    A method may be hooked several times; the hook opened last runs first. Hooks may be closed in any order. With the
+    last one `owner.__dict__` is what it was before the first, unless the user has set the attribute in the meantime.
+    """
+    chain = _Chain.at(owner, name)
+    entry = object()
+    chain.hooks[entry] = around
     try:
         yield
     finally:
-        if before is _MISSING:
+        del chain.hooks[entry]
+        if not chain.hooks:
+            chain.remove(owner, name)
+
+
+class _Chain:
+    """The hooks of one method of one object."""
+
+    def __init__(self, owner: Any, name: str):
+        self.hooks: dict[object, Callable[..., Any]] = {}  # in the order in which they were opened
+        self._before = owner.__dict__.get(name, _MISSING)
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def installed(*args: Any, **kwargs: Any) -> Any:
+            call = original
+            for around in tuple(self.hooks.values()):
+                call = functools.partial(around, call)
+            return call(*args, **kwargs)
+
+        self._installed = installed
+        installed.__dict__[_CHAIN] = self
+        owner.__dict__[name] = installed
+
+    @classmethod
+    def at(cls, owner: Any, name: str) -> _Chain:
+        """Return the chain that is installed as `owner.name`, or install a new one around what is there."""
+        current = owner.__dict__.get(name)
+        chain = getattr(current, _CHAIN, None)
+        # A user's function that wraps ours with `functools.wraps` carries our attribute, too, and is not ours.
+        return chain if chain is not None and chain._installed is current else cls(owner, name)
+
+    def remove(self, owner: Any, name: str) -> None:
+        """Put back what was there before, unless the user has put something else there."""
+        if owner.__dict__.get(name) is not self._installed:
+            return
+        if self._before is _MISSING:
             del owner.__dict__[name]
         else:
-            owner.__dict__[name] = before
+            owner.__dict__[name] = self._before
