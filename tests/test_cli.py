@@ -85,6 +85,12 @@ def test_wrong_usage_is_explained(arguments, said, capsys):
     assert said in capsys.readouterr().err
 
 
+def test_only_the_model_is_required(capsys):
+    with pytest.raises(SystemExit):
+        main(["inspect"])
+    assert capsys.readouterr().err.splitlines()[-1].endswith("are required: MODEL.keras")
+
+
 def test_inspect_lists_every_weight(saved, capsys):
     assert main(["inspect", str(saved)]) == 0
     out = capsys.readouterr().out

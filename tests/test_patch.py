@@ -148,3 +148,22 @@ def test_a_model_that_is_being_tuned_takes_no_patch():
         with pytest.raises(ft.PatchError, match="being tuned"):
             patch.apply(base)
     assert same(before, values(base))
+
+
+def test_a_model_whose_automatic_names_differ_is_refused_with_the_way_out():
+    def automatic():
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(6), keras.layers.Dense(3)])
+
+    model, other = automatic(), automatic()
+    with ft.tune(model, "dense/kernel[0]") as tuning:
+        model.compile("sgd", "mse")
+        model.fit(keras.ops.ones((4, 4)), keras.ops.ones((4, 3)), verbose=0)
+    before = values(other)
+    for refused, nearest in ((lambda: tuning.patch.apply(other), "kernel"), (lambda: ft.diff(model, other), "bias")):
+        with pytest.raises(ft.PatchError, match=f"nearest of that shape is 'dense_2/{nearest}'.*clone_model"):
+            refused()
+    assert all((value == before[path]).all() for path, value in values(other).items())
+    copy = keras.models.clone_model(model)
+    copy.set_weights(model.get_weights())
+    tuning.patch.revert(copy)
+    assert ft.diff(copy, model).size == tuning.patch["dense/kernel"].moved

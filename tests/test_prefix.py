@@ -830,7 +830,7 @@ def test_the_upper_model_is_all_one_needs_to_hold():
 
 def test_what_is_printed():
     model = residual()
-    with ft.tune(model, ft.select(model, "c/*", "out/*")) as tuning:
+    with ft.tune(model, "c/*", "out/*") as tuning:
         split = tuning.split()
         assert repr(split) == f"<Split of {model.name!r} after 'sum', 'a', 64 B per example>"
         text = str(split)

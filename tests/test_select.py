@@ -231,7 +231,7 @@ def test_statistics_are_passed_over_and_naming_one_is_an_error():
         assert list(ft.select(model, what)) == ["norm/gamma", "norm/beta"]
     with pytest.raises(ft.SelectionError, match=r"norm/moving_mean.*gradients do not train"):
         ft.select(model, "norm/moving_mean")
-    with pytest.raises(ft.SelectionError, match="moving_variance.*statistic"):
+    with pytest.raises(ft.SelectionError, match="moving_variance.*statistics"):
         ft.select(model, norm.moving_variance)
     assert "norm/moving_mean" in weights_by_path(model) and "norm/moving_mean" not in selectable(model)
 
@@ -521,7 +521,14 @@ def test_heads_of_something_else_are_an_error():
         ("fi*[0]", r"Use 'fi\*/\*\*'"),
         (7, "Cannot select by 7 of type int. Expected text, a layer"),
         (None, "Cannot select by None"),
-        (["first/kernel"], "Cannot select by .* of type list"),
+        (["first/kernel"], "a list of several items. Pass them one by one"),
+        (("first/kernel", "second/kernel"), "a tuple of several items. Pass them one by one.*'b/kernel'"),
+        (("first/kernel", "first/bias", "second/bias"), "a tuple of several items"),
+        (("first/kernel", lambda v: True), "a tuple of several items"),
+        ({"first/kernel"}, "a set of several items"),
+        ([], r"Cannot select by \[\] of type list"),
+        (("first/kernel", np.ones((4, 6))), r"received an array of shape \(4, 6\) and dtype float64.$"),
+        (("first/kernel", "x" * 1000), r"x{150,200}\.\.\. is a tuple of several items"),
         (("first/kernel", 0, 0), "Cannot select by .* of type tuple"),
         ((3, 0), "Cannot select by 3"),
         (b"first/kernel", "of type bytes"),
@@ -537,8 +544,11 @@ def test_what_cannot_be_selected_is_one_clear_error(what, said):
 
 
 def test_nothing_said_is_an_empty_selection():
-    with pytest.raises(ft.SelectionError, match="The selection is empty"):
-        ft.select(small_model())
+    for call in (ft.select, ft.tune):
+        with pytest.raises(
+            ft.SelectionError, match="The selection is empty: nothing was named. Pass at least one item"
+        ):
+            call(small_model())
 
 
 def test_a_variable_or_layer_of_another_model_is_an_error():
@@ -557,6 +567,39 @@ def test_a_selection_of_another_model_is_an_error_where_it_does_not_fit():
     wider = keras.Model(inputs, layers.Dense(6, name="first")(inputs))
     with pytest.raises(ft.SelectionError, match=r"'first/kernel' of shape \(9, 6\)"):
         ft.select(model, ft.select(wider, "first/kernel[0]"))
+
+
+def test_a_selection_of_a_model_with_other_automatic_names_says_what_to_do():
+    def automatic():
+        return keras.Sequential([keras.Input((4,)), layers.Dense(6), layers.Dense(6)])
+
+    first, second = automatic(), automatic()
+    with pytest.raises(
+        ft.SelectionError, match="'dense/kernel'.*nearest of that shape is 'dense_2/kernel'.*clone_model"
+    ):
+        ft.select(second, ft.select(first, "dense/kernel[0]"))
+    copy = keras.models.clone_model(first)
+    assert list(ft.select(copy, ft.select(first, "dense/kernel[0]"))) == ["dense/kernel"]
+
+
+@pytest.mark.parametrize("mode", ["int8", "float8"])
+def test_a_quantized_weight_is_said_to_be_quantized(mode):
+    model = small_model()
+    model.get_layer("first").quantize(mode)
+    known = selectable(model)
+    untrained = next(v for path, v in weights_by_path(model).items() if path.startswith("first") and path not in known)
+    for what in (f"first/{untrained.name}", untrained):
+        with pytest.raises(ft.SelectionError, match=f"first/{untrained.name}.*quantized") as caught:
+            ft.select(model, what)
+        assert "statistics=" not in str(caught.value)
+
+
+def test_an_integer_variable_is_an_index_and_a_weight_is_not():
+    model = small_model()
+    kernel, rows = model.get_layer("first").kernel, keras.Variable([0, 2], dtype="int32", trainable=False)
+    assert ft.select(model, (kernel, rows)) == ft.select(model, (kernel, [0, 2]))
+    with pytest.raises(ft.SelectionError, match="several items"):
+        ft.select(model, (kernel, model.get_layer("second").kernel))
 
 
 def test_an_unbuilt_model_or_no_model_is_an_error():

@@ -577,3 +577,14 @@ def test_tuning_leaves_the_model_alone_when_it_cannot_begin(monkeypatch):
         ft.tune(model, "in/kernel[0]")
     assert state_of(model) == before
     assert [v.path for v in weights_by_path(model).values()] == ["in/kernel", "in/bias", "out/kernel", "out/bias"]
+
+
+def test_several_items_are_trained_together():
+    model = with_norm()
+    mask = np.eye(6, 3, dtype=bool)
+    items = ["in/*[:2]", model.get_layer("bn2"), (model.get_layer("out").kernel, mask), ft.select(model, "mid/bias")]
+    expected = ft.select(model, *items)
+    with ft.tune(model, *items) as tuning:
+        assert tuning.selection == expected
+        assert [row[0] for row in tuning.table().rows] == list(expected)
+        assert "in/kernel" in str(tuning) and f"{expected.size:,} elements" in repr(tuning)

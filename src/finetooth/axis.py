@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import SelectionError
+from .errors import SelectionError, brief
 
 Axis = range | np.ndarray
 
@@ -17,14 +17,14 @@ def as_array(values: Any) -> np.ndarray:
     try:
         return np.asarray(values)
     except ValueError as error:
-        raise SelectionError(f"Expected integers, a slice or a mask; received {values!r}: {error}") from None
+        raise SelectionError(f"Expected integers, a slice or a mask; received {brief(values)}: {error}") from None
 
 
 def integers(values: Any) -> np.ndarray:
     """The values as flat int64, refused where any of them is not an integer of that range."""
     array = as_array(values)
     if array.size and (not np.issubdtype(array.dtype, np.integer) or array.max() > np.iinfo(np.int64).max):
-        raise SelectionError(f"Expected integers; received {values!r}.")
+        raise SelectionError(f"Expected integers; received {brief(values)}.")
     return array.astype(np.int64).reshape(-1)
 
 
@@ -67,7 +67,7 @@ def chosen_by(entry: Any, n: int, axis: int) -> Axis:
             raise SelectionError(f"Axis {axis} has size {n}; received a mask of shape {index.shape}.")
         return np.flatnonzero(index)
     if index.ndim > 1 or (index.size and not np.issubdtype(index.dtype, np.integer)):
-        raise SelectionError(f"Axis {axis}: expected integers, a slice or a mask; received {entry!r}.")
+        raise SelectionError(f"Axis {axis}: expected integers, a slice or a mask; received {brief(entry)}.")
     index = integers(index)
     outside = index[(index < -n) | (index >= n)]
     if outside.size:

@@ -92,7 +92,9 @@ def _add_inspect(commands: Any, shared: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     inspect.add_argument("model", metavar="MODEL.keras", type=Path, help="a model saved with model.save(...)")
-    inspect.add_argument("selections", metavar="SELECTION", nargs="*", help="selection text, quoted; see below")
+    inspect.add_argument(
+        "selections", metavar="SELECTION", nargs="*", default=[], help="selection text, quoted; see below"
+    )
     inspect.set_defaults(run=_inspect)
 
 

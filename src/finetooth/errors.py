@@ -1,5 +1,9 @@
 """The errors finetooth raises. Each is also a `ValueError`."""
 
+from __future__ import annotations
+
+from typing import Any
+
 
 class FinetoothError(ValueError):
     """Anything finetooth refuses to do; nothing was changed."""
@@ -27,3 +31,11 @@ class GateError(FinetoothError):
 
 class PatchError(FinetoothError):
     """A patch that does not fit the model it is applied to."""
+
+
+def brief(value: Any) -> str:
+    """Show a value in an error message: an array by its shape and dtype, anything long cut off."""
+    if getattr(value, "shape", ()) and hasattr(value, "dtype"):
+        return f"an array of shape {tuple(value.shape)} and dtype {value.dtype}"
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

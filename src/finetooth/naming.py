@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import gc
 import itertools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import keras
 
@@ -72,6 +73,18 @@ def selectable(layer: keras.Layer) -> dict[str, keras.Variable]:
         and keras.backend.is_float_dtype(variable.dtype)
         and not variable.overwrite_with_gradient
     }
+
+
+def nearest(path: str, shape: tuple[int, ...], weights: Mapping[str, keras.Variable]) -> str:
+    """Say which weight a path that a model lacks may mean there, and how to give both models the same names."""
+    alike = [other for other, variable in weights.items() if tuple(variable.shape) == shape]
+    close = difflib.get_close_matches(path, alike, n=1, cutoff=0.6)
+    if not close:
+        return ""
+    return (
+        f"The nearest of that shape is {close[0]!r}. Automatic names differ between two models made by the "
+        "same code in one process: name the layers, make the second with keras.models.clone_model, or load it."
+    )
 
 
 def _paths(model: keras.Model) -> dict[int, str]:

@@ -11,7 +11,7 @@ import numpy as np
 from . import bits
 from .backends import keras_private
 from .errors import PatchError
-from .naming import weights_by_path
+from .naming import nearest, weights_by_path
 from .region import Region, points
 from .report.table import Shown, Table, share, size
 
@@ -107,10 +107,13 @@ class Patch(Shown):
         if keras_private.is_tuned(model):
             raise PatchError(f"{model.name!r} is being tuned. Call finish() or revert() on that tuning, then {verb}.")
         problems = []
+        hints = []
         merged = []
         for path, (expected, wanted) in values.items():
             region = self._changes[path].region
             problem = _misfit(weights.get(path), region, expected)
+            if path not in weights:
+                hints.append(nearest(path, region.shape, weights))
             if problem:
                 problems.append(f"{path}: {problem}")
             else:
@@ -118,7 +121,9 @@ class Patch(Shown):
         if problems:
             shown = "".join(f"\n  {problem}" for problem in problems[:8])
             more = f"\n  and {len(problems) - 8} more" if len(problems) > 8 else ""
-            raise PatchError(f"Cannot {verb} the patch to {model.name!r}; nothing was changed:{shown}{more}")
+            raise PatchError(
+                f"Cannot {verb} the patch to {model.name!r}; nothing was changed:{shown}{more}{_hint(hints)}"
+            )
         for variable, value in merged:
             variable.assign(value)
 
@@ -128,7 +133,8 @@ def diff(before: keras.Model, after: keras.Model) -> Patch:
     old_weights, new_weights = weights_by_path(before), weights_by_path(after)
     if old_weights.keys() != new_weights.keys():
         only = sorted(old_weights.keys() ^ new_weights.keys())
-        raise PatchError(f"The models have different weights; only one of them has {only[:8]}.")
+        hints = [nearest(p, tuple(old_weights[p].shape), new_weights) for p in only if p in old_weights]
+        raise PatchError(f"The models have different weights; only one of them has {only[:8]}.{_hint(hints)}")
     changes = {}
     for path in old_weights:
         old, new = bits.read(old_weights[path]), bits.read(new_weights[path])
@@ -138,6 +144,11 @@ def diff(before: keras.Model, after: keras.Model) -> Patch:
         if region.size:
             changes[path] = Change(region, region.gather(old), region.gather(new))
     return Patch(changes)
+
+
+def _hint(hints: list[str]) -> str:
+    """The first that says something, on a line of its own."""
+    return next((f"\n{hint}" for hint in hints if hint), "")
 
 
 def _misfit(variable: keras.Variable | None, region: Region, expected: np.ndarray) -> str | None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import keras
 
-from .errors import SelectionError
+from .errors import SelectionError, brief
 from .grammar import GrammarError, Pattern, parse
 from .indexing import at
-from .naming import selectable, weights_by_path
+from .naming import nearest, selectable, weights_by_path
 from .region import Region, Whole
 from .selection import Selection, Weight
 
@@ -46,13 +46,18 @@ def select(model: keras.Model, *what: Any) -> Selection:
     20
     """
     weights = selectable(model)
+    if not what:
+        raise SelectionError(
+            "The selection is empty: nothing was named. Pass at least one item, such as the text 'head/*', a layer, a "
+            "variable or a Selection."
+        )
     regions: dict[str, Region] = {}
     for item in what:
         for path, region in _resolve(model, weights, item):
             regions[path] = regions[path] | region if path in regions else region
     selection = Selection(regions, {path: _weight(variable) for path, variable in weights.items()})
     if not selection:
-        raise SelectionError(f"The selection is empty: {what!r} holds no element of {model.name!r}.")
+        raise SelectionError(f"The selection is empty: {brief(what)} holds no element of {model.name!r}.")
     return selection
 
 
@@ -128,17 +133,35 @@ def _resolve(model: keras.Model, weights: dict[str, keras.Variable], item: Any) 
         yield path, Whole(weights[path].shape)
     elif isinstance(item, tuple) and len(item) == 2:
         target, index = item
+        if _can_select(index) and not (isinstance(index, keras.Variable) and _is_quantized(index)):
+            raise _not_one(item)
         for path, region in _resolve(model, weights, target):
             if not isinstance(region, Whole):
                 raise SelectionError(f"{target!r} has an index already; {index!r} cannot be added to it.")
             yield path, _at(region.shape, index, path)
     elif callable(item) and not isinstance(item, type):
         yield from ((path, Whole(variable.shape)) for path, variable in weights.items() if item(variable))
+    elif isinstance(item, (list, tuple, set, frozenset, dict)) and item and all(map(_can_select, item)):
+        raise _not_one(item)
     else:
         raise SelectionError(
-            f"Cannot select by {item!r} of type {type(item).__name__}. Expected text, a layer, a variable, a pair "
+            f"Cannot select by {brief(item)} of type {type(item).__name__}. Expected text, a layer, a variable, a pair "
             "(text or variable, index), a predicate or a Selection."
         )
+
+
+def _can_select(item: Any) -> bool:
+    """Whether an item selects something by itself, and so is neither an index nor a part of one."""
+    return isinstance(item, (str, Selection, keras.Layer, keras.Variable)) or (
+        callable(item) and not isinstance(item, type)
+    )
+
+
+def _not_one(items: Any) -> SelectionError:
+    return SelectionError(
+        f"{brief(items)} is a {type(items).__name__} of several items. Pass them one by one, such as "
+        "select(model, 'a/kernel', 'b/kernel') or select(model, *items); a pair is (text or variable, index)."
+    )
 
 
 def _by_text(model: keras.Model, weights: dict[str, keras.Variable], text: str) -> Iterator[tuple[str, Region]]:
@@ -155,18 +178,19 @@ def _by_text(model: keras.Model, weights: dict[str, keras.Variable], text: str) 
 
     matched = matching(weights)
     if not matched:
-        raise SelectionError(_nothing_matches(weights, text, pattern.glob, matching(weights_by_path(model))))
+        every = weights_by_path(model)
+        untrained = {path: every[path] for path in matching(every)}
+        raise SelectionError(_nothing_matches(weights, text, pattern.glob, untrained))
     for path in matched:
         shape = weights[path].shape
         yield path, Whole(shape) if pattern.index is None else _at(shape, pattern.index, path)
 
 
-def _nothing_matches(weights: dict[str, keras.Variable], text: str, glob: str, statistics: list[str]) -> str:
-    if statistics:
-        return (
-            f"{text!r} names {statistics}, which gradients do not train (statistics, or not floating). "
-            'Use tune(..., statistics="update") to let the statistics of trained layers move.'
-        )
+def _nothing_matches(
+    weights: dict[str, keras.Variable], text: str, glob: str, untrained: dict[str, keras.Variable]
+) -> str:
+    if untrained:
+        return f"{text!r} names {_not_trained(untrained)}"
     inside = f"{glob.rstrip('/')}/**"
     if any(Pattern(inside, None).matches(path) for path in weights):
         return f"{text!r} selects nothing: {glob!r} is a layer. Use {inside!r} for all its weights."
@@ -175,6 +199,25 @@ def _nothing_matches(weights: dict[str, keras.Variable], text: str, glob: str, s
         f"{text!r} selects nothing: no variable path matches {glob!r}. Nearest paths: {nearest}. "
         "Use `finetooth inspect MODEL` to list them all."
     )
+
+
+def _not_trained(variables: dict[str, keras.Variable]) -> str:
+    """Why gradients do not train these, and what to do."""
+    quantized = {path: v for path, v in variables.items() if _is_quantized(v)}
+    if quantized:
+        dtypes = sorted({keras.backend.standardize_dtype(v.dtype) for v in quantized.values()})
+        return (
+            f"{list(quantized)} of dtype {', '.join(dtypes)}, quantized or not floating, which gradients do not train. "
+            "Select weights that are floating; to train a quantized layer, tune the model before it is quantized."
+        )
+    return (
+        f"{list(variables)}, which gradients do not train: they are statistics. "
+        'Use tune(..., statistics="update") to let the statistics of trained layers move.'
+    )
+
+
+def _is_quantized(variable: keras.Variable) -> bool:
+    return not keras.backend.is_float_dtype(variable.dtype) or bool(variable.overwrite_with_gradient)
 
 
 def _by_selection(
@@ -186,7 +229,8 @@ def _by_selection(
         path = paths.get(id(known[path].variable()), path)
         if path not in weights or tuple(weights[path].shape) != region.shape:
             raise SelectionError(
-                f"The selection holds {path!r} of shape {region.shape}, which {model.name!r} does not have."
+                f"The selection holds {path!r} of shape {region.shape}, which {model.name!r} does not have. "
+                f"{nearest(path, region.shape, weights)}".rstrip()
             )
         yield path, region
 
@@ -206,9 +250,10 @@ def _path_of(model: keras.Model, weights: dict[str, keras.Variable], wanted: ker
     for path, variable in weights.items():
         if variable is wanted:
             return path
-    raise SelectionError(
-        f"Variable {wanted.path!r} is not a trainable weight of {model.name!r} (another model's, or a statistic)."
-    )
+    untrained = {path: v for path, v in weights_by_path(model).items() if v is wanted}
+    if untrained:
+        raise SelectionError(f"The variable is {_not_trained(untrained)}")
+    raise SelectionError(f"Variable {wanted.path!r} is not a trainable weight of {model.name!r}, but another model's.")
 
 
 def on_host(index: Any) -> Any:

@@ -33,8 +33,7 @@ _active: weakref.WeakSet[Tuning] = weakref.WeakSet()
 
 def tune(
     model: keras.Model,
-    selection: Any,
-    *,
+    *what: Any,
     statistics: Literal["frozen", "update"] = "frozen",
     reading: Literal["auto", "composed"] = "auto",
 ) -> Tuning:
@@ -46,7 +45,7 @@ def tune(
 
     Args:
         model: A built Keras model.
-        selection: A `Selection`, or anything `select` takes.
+        *what: What to train, at least one item: a `Selection`, or anything else `select` takes. Several are united.
         statistics: `"frozen"` keeps the statistics of normalisation layers, which then normalise with them as they do
             at inference. `"update"` lets those of layers with selected weights move.
         reading: `"auto"` lets layers whose backward can cost what the part does read it so (`print(tuning)` says
@@ -70,7 +69,7 @@ def tune(
         raise TuningError(
             f"{model.name!r}, or a layer of it, is being tuned already. Call finish() or revert() on that tuning first."
         )
-    return Tuning(model, select(model, selection), statistics, reading)
+    return Tuning(model, select(model, *what), statistics, reading)
 
 
 class Tuning(Shown):
