@@ -119,13 +119,6 @@ def test_the_current_value_is_that_of_the_scope_and_scopes_can_be_left():
     assert not keras_private.in_stateless_scope()
 
 
-def test_a_mask_is_carried_over():
-    y = keras.layers.Embedding(3, 2, mask_zero=True)(keras.ops.array([[0, 1]]))
-    other = keras_private.with_mask(keras.ops.stop_gradient(y * 2), like=y)
-    masked = keras.layers.GlobalAveragePooling1D()
-    assert keras.ops.convert_to_numpy(masked(other) - 2 * y[:, 1]).tolist() == [[0.0, 0.0]]
-
-
 def test_losses_that_a_layer_has_added_can_be_forgotten():
     layer = keras.layers.ActivityRegularization(l2=1.0)
     layer(keras.ops.ones((1, 2)))

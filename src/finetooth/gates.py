@@ -12,6 +12,7 @@ from keras import ops
 from . import conditions, gating, passage
 from .backends import backend, keras_private
 from .errors import GateError
+from .masks import keeping_mask
 from .naming import models_with, selectable
 from .selecting import head_axes, head_counts
 
@@ -224,7 +225,11 @@ class Gate(keras.layers.Wrapper):
         said = ops.convert_to_tensor(opened)
         said = ops.cast(said if self.heads or not len(said.shape) else ops.any(said), "float32")
         flag = ops.convert_to_tensor(self.flag)
-        return keras.tree.map_structure(lambda y: passage.tied(y, flag, said, *below) if _is_float(y) else y, outputs)
+
+        def telling(y: Any) -> Any:
+            return keeping_mask(lambda y: passage.tied(y, flag, said, *below), y) if _is_float(y) else y
+
+        return keras.tree.map_structure(telling, outputs)
 
 
 def gate(
@@ -301,7 +306,11 @@ def _bypassed(call: Callable[..., Any], bypass: Callable[..., Any] | None, args:
     outputs = args[0] if bypass is None else bypass(*args)
     if not isinstance(call, keras.Layer):
         return outputs
-    return keras.tree.map_structure(lambda y: ops.cast(y, call.compute_dtype) if _is_float(y) else y, outputs)
+
+    def cast(y: Any) -> Any:
+        return keeping_mask(lambda y: ops.cast(y, call.compute_dtype), y) if _is_float(y) else y
+
+    return keras.tree.map_structure(cast, outputs)
 
 
 def _check_bypass(layer: keras.Layer, expected: Any, outputs: Any) -> None:

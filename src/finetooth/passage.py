@@ -13,6 +13,7 @@ import keras
 from keras import ops
 
 from .backends import backend, keras_private
+from .masks import keeping_mask, mask_of, with_mask
 
 AddLoss = Callable[[Any], None]
 
@@ -47,6 +48,7 @@ def choose(
     if known is not None:
         return live() if known else closed()
     outputs: list[Any] = []
+    masked: dict[int, int] = {}  # the rank of the Keras mask of each output that has one, by position
     assigned: list[keras.Variable] = []
     losses: list[Any] = []
 
@@ -55,17 +57,29 @@ def choose(
             outputs[:] = [live()]
         assigned[:] = scope.assigned.values()
         losses[:] = scope.losses
-        return keras.tree.flatten(outputs), [scope.get_current_value(v) for v in assigned], list(losses)
+        flat = keras.tree.flatten(outputs)
+        masks = {i: mask for i, y in enumerate(flat) if (mask := mask_of(y)) is not None}
+        masked.update({i: len(mask.shape) for i, mask in masks.items()})
+        return flat, list(masks.values()), [scope.get_current_value(v) for v in assigned], list(losses)
 
     def when_closed() -> Any:  # which TensorFlow and JAX trace second
+        flat = keras.tree.flatten([closed()])
+        masks = [_mask_or_ones(flat[i], rank) for i, rank in masked.items()]
         zeros = [ops.zeros(loss.shape, loss.dtype) for loss in losses]
-        return keras.tree.flatten([closed()]), [keras_private.current_value(v) for v in assigned], zeros
+        return flat, masks, [keras_private.current_value(v) for v in assigned], zeros
 
-    flat, values, added = backend.branch(condition, when_open, when_closed)
+    flat, masks, values, added = backend.branch(condition, when_open, when_closed)
     if layer is not None:
         keras_private.forget_losses(layer)
     _settle(zip(assigned, values), added, add_loss)
+    for i, mask in zip(masked, masks):
+        flat[i] = with_mask(flat[i], mask)
     return keras.tree.pack_sequence_as(outputs, flat)[0]
+
+
+def _mask_or_ones(y: Any, rank: int) -> Any:
+    mask = mask_of(y)
+    return ops.ones(ops.shape(y)[:rank], "bool") if mask is None else mask
 
 
 def _settle(assigned: Any, losses: Sequence[Any], add_loss: AddLoss) -> None:
@@ -86,7 +100,9 @@ def held(call: Callable[..., Any], args: Any, kwargs: Any, layer: keras.Layer | 
         outputs = call(*args, **kwargs)
     if layer is not None:
         keras_private.forget_losses(layer)
-    return keras.tree.map_structure(ops.stop_gradient, outputs) if outputs_too else outputs
+    if not outputs_too:
+        return outputs
+    return keras.tree.map_structure(lambda y: keeping_mask(ops.stop_gradient, y), outputs)
 
 
 def mixed(call: Callable[..., Any], condition: Any, args: Any, closed: Callable[[], Any]) -> Any:
@@ -96,16 +112,23 @@ def mixed(call: Callable[..., Any], condition: Any, args: Any, closed: Callable[
     """
     first = ops.argmax(ops.cast(condition, "int32"))
 
+    def filled(x: Any) -> Any:
+        return _chosen(condition, x, ops.stop_gradient(ops.take(x, first, axis=0)))
+
     def safe(x: Any) -> Any:
-        open_one = ops.stop_gradient(ops.take(x, first, axis=0))
-        return keras_private.with_mask(ops.where(_along(condition, x), x, open_one), like=x)
+        mask = mask_of(x)
+        return with_mask(filled(x), None if mask is None else filled(mask))
 
-    outputs = call(*keras.tree.map_structure(safe, args))
-    return keras.tree.map_structure(lambda a, b: ops.where(_along(condition, a), a, b), outputs, closed())
+    def both(a: Any, b: Any) -> Any:
+        mask, other = mask_of(a), mask_of(b)
+        return with_mask(_chosen(condition, a, b), None if mask is None else _chosen(condition, mask, other))
+
+    return keras.tree.map_structure(both, call(*keras.tree.map_structure(safe, args)), closed())
 
 
-def _along(condition: Any, x: Any) -> Any:
-    return ops.reshape(condition, (-1,) + (1,) * (len(x.shape) - 1))
+def _chosen(condition: Any, a: Any, b: Any) -> Any:
+    """For each example a's values where the condition holds, else b's."""
+    return ops.where(ops.reshape(condition, (-1,) + (1,) * (len(a.shape) - 1)), a, b)
 
 
 def with_weights(

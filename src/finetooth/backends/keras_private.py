@@ -154,14 +154,6 @@ def metrics_in(model: keras.Model) -> list[keras.metrics.Metric]:
     return model._metrics
 
 
-def with_mask(tensor: Any, like: Any) -> Any:
-    """The tensor, with the mask that layers have attached to another."""
-    mask = getattr(like, "_keras_mask", None)
-    if mask is not None:
-        tensor._keras_mask = mask
-    return tensor
-
-
 def current_value(variable: keras.Variable) -> Any:
     """The tensor that the variable holds just now, in a scope or by itself: not cast, not composed."""
     with keras.StatelessScope(initialize_variables=False) as scope:
