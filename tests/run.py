@@ -1,11 +1,14 @@
-"""Run the whole suite on every backend, in processes that know one backend each, and print one summary.
+"""Run the tests on every backend, in processes that know one backend each, and print one summary.
 
-python tests/run.py [--long] [BACKEND ...] [-- pytest arguments]
+    python tests/run.py [--all | --rest] [BACKEND ...] [-- pytest arguments]
+
+Without an option: the core, in a few minutes. `--rest`: what is marked `long`. `--all`: both.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,12 +17,69 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Lock
 
 BACKENDS = ("jax", "tensorflow", "torch")  # the longest first
 ROOT = Path(__file__).parent.parent
 # A backend's tests share some processes: what TensorFlow keeps of all that it has traced makes a long one slow.
 SHARES = 4
+LIMIT = 1800  # seconds for one process; a single test has its own, shorter one in pyproject.toml
 COLUMNS = {"passed": 8, "failed": 8, "skipped": 9, "seconds": 9}  # of the summary, with their widths
+
+# Tests compare numbers that CPUs compute, unless the environment says otherwise.
+DEVICES = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "KERAS_TORCH_DEVICE": "cpu"}
+SETTINGS = {
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+    # What one test has had compiled need not be compiled for the next, nor in the next run.
+    "JAX_COMPILATION_CACHE_DIR": str(Path(sys.prefix) / "cache" / "jax"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+}
+
+
+class Processes:
+    """The processes that run now. After `stop` none runs, and none can be started."""
+
+    def __init__(self) -> None:
+        self.lock, self.running, self.stopped = Lock(), set[subprocess.Popen[str]](), False
+
+    def run(self, command: list[str], environment: dict[str, str]) -> tuple[int, str]:
+        """Run one process, LIMIT seconds at most: its exit code and what it printed."""
+        with self.lock:
+            if self.stopped:
+                return -signal.SIGTERM, ""
+            process = subprocess.Popen(  # in a session of its own, so that it ends with all that it has started
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+            self.running.add(process)
+        try:
+            output, _ = process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            self.kill(process)
+            output = process.communicate()[0] + f"\nstopped after {LIMIT} s"
+        with self.lock:
+            self.running.discard(process)
+        return process.returncode, output
+
+    def stop(self) -> None:
+        with self.lock:
+            self.stopped = True
+            for process in self.running:
+                self.kill(process)
+
+    @staticmethod
+    def kill(process: subprocess.Popen[str]) -> None:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:  # it has ended by itself
+            pass
 
 
 def shares(arguments: list[str]) -> list[list[str]]:
@@ -30,56 +90,75 @@ def shares(arguments: list[str]) -> list[list[str]]:
     return [["src", *files[::SHARES]], *(files[start::SHARES] for start in range(1, SHARES))]
 
 
-def run(backend: str, paths: list[str], arguments: list[str], report: Path) -> tuple[str, Counter[str], bool]:
+def marks(backend: str, backends: list[str], options: list[str]) -> list[str]:
+    """Which tests a backend runs. Those that need no backend are run by the last one."""
+    wanted = [] if "--all" in options else ["long" if "--rest" in options else "not long"]
+    wanted += [] if backend == backends[-1] else ["not numpy"]
+    return ["-m", " and ".join(wanted)] if wanted else []
+
+
+def run(
+    processes: Processes, backend: str, paths: list[str], arguments: list[str], report: Path
+) -> tuple[str, Counter[str], bool]:
+    """Run some of the tests on one backend: their numbers, and whether all is well."""
     command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", "-p", "no:cacheprovider"]
-    environment = {
-        **os.environ,
-        "KERAS_BACKEND": backend,
-        "FINETOOTH_TEST_BACKEND": backend,
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONHASHSEED": "0",
-        # What one test has had compiled need not be compiled for the next.
-        "JAX_COMPILATION_CACHE_DIR": str(report.parent / "jax"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
+    environment = DEVICES | os.environ | SETTINGS | {"KERAS_BACKEND": backend, "FINETOOTH_TEST_BACKEND": backend}
     start = time.monotonic()
-    done = subprocess.run([*command, *arguments, *paths], cwd=ROOT, env=environment, capture_output=True, text=True)
+    code, output = processes.run([*command, *arguments, *paths], environment)
     seconds = time.monotonic() - start
     what = f"{len(paths)} paths from {paths[0]} on" if paths else "as asked"
-    print(f"\n=== {backend}, {what}: {seconds:.0f} s\n{done.stdout[-30_000:]}\n{done.stderr[-3_000:]}", flush=True)
+    print(f"\n=== {backend}, {what}: {seconds:.0f} s, exit code {code}\n{output[-30_000:]}", flush=True)
     counts: Counter[str] = Counter(seconds=round(seconds))
     if report.exists():
         for suite in ElementTree.parse(report).iter("testsuite"):
             counts.update({name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")})
-    return backend, counts, done.returncode in (0, 5)  # 5: none of its tests was asked for
+    return backend, counts, code in (0, 5)  # 5: none of its tests was asked for
+
+
+def summary(totals: dict[str, Counter[str]]) -> bool:
+    """Print the numbers of all backends; whether each has passed something."""
+    print(f"\n{'backend':<12}" + "".join(f"{name:>{width}}" for name, width in COLUMNS.items()))
+    for backend, counts in totals.items():
+        counts["failed"] = counts["failures"] + counts["errors"]
+        counts["passed"] = counts["tests"] - counts["failed"] - counts["skipped"]
+        print(f"{backend:<12}" + "".join(f"{counts[n]:>{w}}" for n, w in COLUMNS.items()))
+    sums = (f"{sum(counts[n] for counts in totals.values())} {n}" for n in ("passed", "failed", "skipped"))
+    print("\n" + ", ".join(sums))
+    return all(counts["passed"] for counts in totals.values())  # a backend that ran nothing is none that passed
 
 
 def main() -> int:
     arguments = sys.argv[1:]
     extra = arguments[arguments.index("--") + 1 :] if "--" in arguments else []
-    named = [a for a in arguments[: len(arguments) - len(extra)] if a in BACKENDS] or list(BACKENDS)
-    marks = ["-m", "long" if "--long" in arguments else "not long"]
-    totals: dict[str, Counter[str]] = {backend: Counter() for backend in named}
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    unknown = set(options) - {*BACKENDS, "--all", "--rest"}
+    if unknown:
+        print(f"Unknown: {', '.join(sorted(unknown))}.\n{__doc__}")
+        return 2
+    backends = [option for option in options if option in BACKENDS] or list(BACKENDS)
+    totals: dict[str, Counter[str]] = {backend: Counter() for backend in backends}
     well = True
+    processes = Processes()
+    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # both raise KeyboardInterrupt
     with TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        jobs = [(backend, paths) for backend in named for paths in shares(extra)]
-        reports = [Path(folder) / f"{number}.xml" for number in range(len(jobs))]
-        for backend, counts, succeeded in pool.map(
-            lambda job, report: run(*job, [*marks, *extra], report), jobs, reports
-        ):
-            totals[backend] += counts
-            well = well and succeeded
-    print(f"\n{'backend':<12}" + "".join(f"{name:>{width}}" for name, width in COLUMNS.items()))
-    for backend, counts in totals.items():
-        counts["failed"] = counts["failures"] + counts["errors"]
-        counts["passed"] = counts["tests"] - counts["failed"] - counts["skipped"]
-        well = well and counts["passed"] > 0  # a backend that ran nothing is none that passed
-        print(f"{backend:<12}" + "".join(f"{counts[n]:>{w}}" for n, w in COLUMNS.items()))
-    print(
-        "\n" + ", ".join(f"{sum(counts[n] for counts in totals.values())} {n}" for n in ("passed", "failed", "skipped"))
-    )
-    return 0 if well else 1
+        jobs = [(backend, paths) for backend in backends for paths in shares(extra)]
+        futures = [
+            pool.submit(
+                run, processes, backend, paths, [*marks(backend, backends, options), *extra], Path(folder, f"{n}.xml")
+            )
+            for n, (backend, paths) in enumerate(jobs)
+        ]
+        try:
+            for future in futures:
+                backend, counts, succeeded = future.result()
+                totals[backend] += counts
+                well = well and succeeded
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            processes.stop()
+            print("\ninterrupted")
+            return 130
+    return 0 if summary(totals) and well else 1
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 
 from finetooth.grammar import MAX_LENGTH, GrammarError, Pattern, parse
 
+pytestmark = pytest.mark.numpy
+
 many = settings(max_examples=200, deadline=None, derandomize=True)
 
 

@@ -14,6 +14,8 @@ from finetooth.errors import FinetoothError, SelectionError
 from finetooth.indexing import at
 from finetooth.region import Grid, Points, Region, Whole, empty, points
 
+pytestmark = pytest.mark.numpy
+
 many = settings(max_examples=150, deadline=None, derandomize=True)
 
 shapes = st.lists(st.integers(1, 5), max_size=4).map(tuple)

@@ -12,6 +12,8 @@ from rich.console import Console
 
 from finetooth.report.table import Table, clean, share, size
 
+pytestmark = pytest.mark.numpy
+
 BAD = [
     "dense[/red]/kernel",
     "[link=https://example.org]dense[/link]",
