@@ -65,6 +65,12 @@ def test_fit_on_jax_takes_and_returns_state_by_these_names(backend):
     assert all(hasattr(keras.Model, name) == (backend == "jax") for name in keras_private.JAX_STATE)
 
 
+def test_a_layer_on_torch_lists_its_parameters_by_these_names(backend):
+    layer = model().get_layer("bn")
+    listed, track = keras_private.TORCH_PARAMETERS
+    assert hasattr(layer, listed) == hasattr(layer, track) == (backend == "torch")
+
+
 def test_an_optimizer_without_distribution_takes_variables_of_any_kind(backend):
     for kind in (keras.optimizers.Adam, keras.optimizers.Nadam):
         plain = keras_private.undistributed(kind)

@@ -12,6 +12,8 @@ import finetooth
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "finetooth"
 FILES = sorted(PACKAGE.rglob("*.py"))
+MODULES = {".".join(file.relative_to(PACKAGE).with_suffix("").parts) for file in FILES}
+OF_TORCH = {"_indices", "_parameters", "_values"}  # which PyTorch has no public names for
 LAYERS = re.search(r"```order\n(.*?)```", (ROOT / "docs" / "architecture.md").read_text(), re.S)
 
 
@@ -31,8 +33,24 @@ def imports_of(file):
             module = ".".join([*base, *([node.module] if node.module else [])])
             prefix = "finetooth." if node.level else ""
             for alias in node.names:
-                inner = PACKAGE / "/".join([*module.split("."), f"{alias.name}.py"])
-                yield prefix + (f"{module}.{alias.name}".strip(".") if node.level and inner.exists() else module)
+                inner = ".".join([*base, *([node.module] if node.module else []), alias.name])
+                yield prefix + (inner if node.level and inner in MODULES else module)
+
+
+def foreign_private_names(tree):
+    """Attributes with a leading underscore that the file uses and does not define."""
+    nodes = list(ast.walk(tree))
+    own = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    for node in nodes:
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()):
+                own.add(name)
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                own.add(name)
+            case ast.Subscript(value=ast.Attribute(attr="__dict__"), slice=ast.Constant(value=name), ctx=ast.Store()):
+                own.add(name)
+    private = [node for node in nodes if isinstance(node, ast.Attribute) and re.match("_(?!_)", node.attr)]
+    return {ast.unparse(node) for node in private if node.attr not in own}
 
 
 def rank():
@@ -55,6 +73,15 @@ def test_the_order_of_imports_is_the_one_the_documentation_draws():
                 assert order[module] < order[name_of(file)], f"{name_of(file)} imports {module}"
 
 
+def test_imports_of_modules_by_their_package_are_seen():
+    """`from . import bits` is an import of `bits`, as `from .bits import read` is."""
+    assert {"finetooth.bits", "finetooth.region"} <= set(imports_of(PACKAGE / "verification.py"))
+    assert {"finetooth.reading.linear", "finetooth.reading.points"} <= {
+        name for file in ("rules", "linear") for name in imports_of(PACKAGE / "reading" / f"{file}.py")
+    }
+
+
+@pytest.mark.numpy
 @pytest.mark.parametrize("file", FILES, ids=name_of)
 def test_rules_for_every_file(file):
     source = file.read_text()
@@ -68,9 +95,9 @@ def test_rules_for_every_file(file):
     assert not called & {"eval", "exec", "compile", "__import__"}
     assert not any(isinstance(node, ast.Assert) for node in ast.walk(tree))
     assert len(source.splitlines()) <= 360
-    if file.name != "keras_private.py" and file.parent.name != "backends":
-        private = re.findall(r"\b(?:layer|model|variable|optimizer)\._(?!_)\w+", source)
-        assert not private, private
+    if name_of(file) != "backends.keras_private":
+        allowed = OF_TORCH if name_of(file) == "backends.torch" else set()
+        assert {name for name in foreign_private_names(tree) if name.split(".")[-1] not in allowed} == set()
 
 
 def test_public_names_are_few_documented_and_exported_by_name():

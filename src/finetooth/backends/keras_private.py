@@ -16,6 +16,7 @@ import keras
 PART = "_finetooth_part"  # attribute of the compact variables, which are no weights of the model
 COMPOSED = "_finetooth_composed_with"  # attribute of variables that are read as base and part
 JAX_STATE = ("jax_state_sync", "_get_jax_state")  # by which `fit` on JAX takes and returns what variables hold
+TORCH_PARAMETERS = ("_torch_params", "_track_variables")  # what a layer on PyTorch lists, and what makes the list
 TUNED = "_finetooth_tuned"  # attribute of layers that are being tuned
 GATE = "_finetooth_gate"  # attribute of gates, whose own variables are no weights of the model
 FLAG_OF = "_finetooth_flag_of"  # attribute of the variable by which a gate tells optimizers whether it is open

@@ -323,23 +323,24 @@ def _module_reads(layer: keras.Layer) -> Iterator[None]:
 
 @contextmanager
 def listing(layer: keras.Layer, variables: list[keras.Variable]) -> Iterator[None]:
-    before = layer._modules.get("_torch_params")
+    listed, track = keras_private.TORCH_PARAMETERS
+    before = getattr(layer, listed, None)
 
     def track_variables(original: Any) -> None:
         # Keras lists `variable.value`, which for a composed variable is a merged copy and no parameter.
         named = {variable.path: variable for variable in layer.variables if not hasattr(variable, keras_private.PART)}
         named |= {f"{variable.path}@{id(variable)}": variable for variable in variables}
         parameters = {name: keras_private.raw_value(variable) for name, variable in named.items()}
-        layer._torch_params = torch.nn.ParameterDict(parameters)
+        setattr(layer, listed, torch.nn.ParameterDict(parameters))
 
-    with hooked(layer, "_track_variables", track_variables):
-        layer._track_variables()
+    with hooked(layer, track, track_variables):
+        getattr(layer, track)()
         try:
             yield
         finally:
-            del layer._torch_params
+            delattr(layer, listed)
             if before is not None:
-                layer._torch_params = before
+                setattr(layer, listed, before)
 
 
 def guarded(model: keras.Model, function: Any) -> Any:
