@@ -361,4 +361,4 @@ def test_a_table_whose_rows_train_is_never_composed(monkeypatch):
             model.evaluate(x, y, verbose=0)
             assert not composed
             model.get_layer("table").embeddings.numpy()
-            assert composed
+            assert bool(composed) == (keras.backend.backend() == "jax")  # elsewhere the table holds the merged values

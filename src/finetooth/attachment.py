@@ -17,7 +17,8 @@ from .backends import backend, keras_private
 from .errors import TuningError
 from .guarding import guarded_steps
 from .hooks import hooked
-from .naming import models_with, weights_by_path
+from .models import training_made_anew
+from .naming import weights_by_path
 from .reading import compose, embedding
 from .reading.rule import Rule
 from .reading.rules import rule_for
@@ -70,10 +71,10 @@ def attached(
             stack.enter_context(compose.composed(part))
         rules = {} if only_composed else _rules(layers, parts)
         stack.enter_context(_calls(layers, parts, [*themselves, *moving], rules))
-        stack.callback(_drop_functions, layers)
-        _drop_functions(layers)
+        stack.enter_context(training_made_anew(layers))
         names = {part: name for rule in rules.values() for part, name in rule.parts.items()}
         stack.enter_context(_training(model, _merged(parts, names)))
+        stack.enter_context(_steps_in_place(model, parts))
         yield names
 
 
@@ -86,6 +87,7 @@ def sharing(model: keras.Model, parts: Collection[Trained], names: Mapping[Train
         stack.enter_context(backend.listing(model, [part.variable for part in parts]))
         _hook_weight_lists(stack, model, [], lambda: _hidden(owned))
         stack.enter_context(_training(model, _merged(parts, names)))
+        stack.enter_context(_steps_in_place(model, parts))
         yield
 
 
@@ -182,6 +184,8 @@ def _hidden(owned: Owned) -> Iterator[None]:
 
 def _hook_weight_lists(stack: ExitStack, layer: keras.Layer, owned: list[Trained], hidden: Any) -> None:
     def plainly(original: Any, *args: Any, **kwargs: Any) -> Any:
+        for part in owned:
+            part.link.sync()
         with hidden(), backend.foreign_reads(layer):
             return original(*args, **kwargs)
 
@@ -279,7 +283,7 @@ def _training(model: keras.Model, merging: Collection[Trained]) -> Iterator[None
         return original(*args, **kwargs)
 
     def as_state(original: Any, *args: Any, **kwargs: Any) -> Any:
-        with compose.state_sync():
+        with compose.base_only():
             return original(*args, **kwargs)
 
     with ExitStack() as stack:
@@ -311,7 +315,18 @@ def _refusing(what: str, when: Callable[[Any], bool]) -> Callable[..., Any]:
     return refuse
 
 
-def _drop_functions(layers: Layers) -> None:
-    """Make Keras trace anew: what it has compiled, in any model that shares a layer, reads variables as they were."""
-    for model in models_with(layers):
-        model.train_function = model.test_function = model.predict_function = None
+@contextmanager
+def _steps_in_place(model: keras.Model, parts: Collection[Trained]) -> Iterator[None]:
+    """Context manager: steps of the model's optimizers write the bases without copying them."""
+    links = [part.link for part in parts]
+    with ExitStack() as stack:
+        known: list[Any] = []
+
+        def make_train_function(original: Any, *args: Any, **kwargs: Any) -> Any:
+            if links and model.optimizer is not None and not any(model.optimizer is other for other in known):
+                known.append(model.optimizer)
+                stack.enter_context(backend.stepping(model.optimizer, links))
+            return original(*args, **kwargs)
+
+        stack.enter_context(hooked(model, "make_train_function", make_train_function))
+        yield

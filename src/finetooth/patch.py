@@ -12,6 +12,7 @@ from . import bits
 from .backends import keras_private
 from .errors import PatchError
 from .naming import nearest, weights_by_path
+from .place import read_region, write_region
 from .region import Region, points
 from .report.table import Shown, Table, share, size
 
@@ -106,26 +107,27 @@ class Patch(Shown):
         weights = weights_by_path(model)
         if keras_private.is_tuned(model):
             raise PatchError(f"{model.name!r} is being tuned. Call finish() or revert() on that tuning, then {verb}.")
-        problems = []
-        hints = []
-        merged = []
-        for path, (expected, wanted) in values.items():
-            region = self._changes[path].region
-            problem = _misfit(weights.get(path), region, expected)
-            if path not in weights:
-                hints.append(nearest(path, region.shape, weights))
-            if problem:
-                problems.append(f"{path}: {problem}")
-            else:
-                merged.append((weights[path], region.scatter(bits.read(weights[path]), wanted)))
+        problems = [
+            f"{path}: {problem}"
+            for path, (expected, _) in values.items()
+            if (problem := _misfit(weights.get(path), self._changes[path].region, expected))
+        ]
         if problems:
+            hints = [nearest(path, self._changes[path].region.shape, weights) for path in values if path not in weights]
             shown = "".join(f"\n  {problem}" for problem in problems[:8])
             more = f"\n  and {len(problems) - 8} more" if len(problems) > 8 else ""
             raise PatchError(
                 f"Cannot {verb} the patch to {model.name!r}; nothing was changed:{shown}{more}{_hint(hints)}"
             )
-        for variable, value in merged:
-            variable.assign(value)
+        begun = []
+        try:
+            for path, (_, wanted) in values.items():
+                begun.append(path)
+                write_region(weights[path], self._changes[path].region, wanted)
+        except BaseException:
+            for path in begun:
+                write_region(weights[path], self._changes[path].region, values[path][0])
+            raise
 
 
 def diff(before: keras.Model, after: keras.Model) -> Patch:
@@ -157,10 +159,10 @@ def _misfit(variable: keras.Variable | None, region: Region, expected: np.ndarra
         return "the model has no such variable"
     if tuple(variable.shape) != region.shape:
         return f"the variable has shape {tuple(variable.shape)}, the patch was made for {region.shape}"
-    value = bits.read(variable)
+    value = read_region(variable, region)
     if value.dtype != expected.dtype:
         return f"the variable is {value.dtype}, the patch was made for {expected.dtype}"
-    differing = int(np.count_nonzero(bits.differing(region.gather(value), expected)))
+    differing = int(np.count_nonzero(bits.differing(value, expected)))
     if differing:
         return f"{differing:,} of {region.size:,} elements do not hold the values the patch expects"
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import keras
@@ -75,6 +76,26 @@ class Place:
             within = Grid((len(rows), *rest), [range(len(rows)), *axes[1:]])
         with backend.outside_of_graphs():  # they are kept
             return keras.ops.convert_to_tensor(rows, "int32"), Place(within)
+
+
+def read_region(variable: keras.Variable, region: Region) -> np.ndarray:
+    """Read a region of a variable, in compact shape, without a copy of the rest."""
+    if _is_dense(region):
+        return region.gather(np.asarray(keras.ops.convert_to_numpy(variable)))
+    return np.array(keras.ops.convert_to_numpy(backend.read(variable, Place(region))))
+
+
+def write_region(variable: keras.Variable, region: Region, compact: np.ndarray) -> None:
+    """Write a region of a variable, in place where the backend can."""
+    if _is_dense(region):
+        variable.assign(region.scatter(np.asarray(keras.ops.convert_to_numpy(variable)), compact))
+    else:
+        backend.write(variable, Place(region), keras.ops.convert_to_tensor(compact, variable.dtype))
+
+
+def _is_dense(region: Region) -> bool:
+    """Whether the coordinates of single elements would take more memory than the variable itself."""
+    return isinstance(region, Points) and 2 * len(region.shape) * region.size > math.prod(region.shape)
 
 
 def wide(dtype: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from .backends import keras_private
+from .backends import backend, keras_private
 from .place import Place, wide
 from .region import Region
 
@@ -28,6 +28,7 @@ class Trained:
         *scopes, name = base.path.split("/")
         self.variable = _variable_in(scopes, value.astype(dtype), dtype, f"{name}_part")
         setattr(self.variable, keras_private.PART, True)
+        self.link = backend.Link(self)
         if base.regularizer is not None:
             self.variable.regularizer = lambda _: base.regularizer(base.value)
         if base.constraint is not None:

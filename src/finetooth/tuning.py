@@ -10,16 +10,15 @@ from types import TracebackType
 from typing import Any, Literal
 
 import keras
-import numpy as np
 
-from . import bits
 from .attachment import attached, moving_statistics
 from .backends import backend, keras_private
 from .errors import TuningError
 from .naming import selectable
 from .patch import Change, Patch
-from .place import wide
+from .place import read_region, wide, write_region
 from .prefix import Split, splitting
+from .reading.compose import settle
 from .region import Region, Whole
 from .report.table import Shown, Table, share, size
 from .selecting import select
@@ -95,7 +94,7 @@ class Tuning(Shown):
         self._regions = {
             path: selection[path] if path in selection else Whole(v.shape) for path, v in self._changing.items()
         }
-        self._old = {path: self._regions[path].gather(bits.read(v)) for path, v in self._changing.items()}
+        self._old = {path: read_region(v, self._regions[path]) for path, v in self._changing.items()}
         self._snapshot = Snapshot(model, dict(selection.items()), self._moving)
         self._patch: Patch | None = None
         self._split: Split | None = None
@@ -129,9 +128,10 @@ class Tuning(Shown):
             return self._patch
         self._sync()
         changes = {}
-        for path, variable in self._changing.items():
-            new = self._parts[path].current() if path in self._parts else np.array(bits.read(variable))
-            changes[path] = Change(self._regions[path], self._old[path], new)
+        for path, region in self._regions.items():
+            part = self._parts.get(path)
+            new = part.current() if part else read_region(self._changing[path], region)
+            changes[path] = Change(region, self._old[path], new)
         return Patch(changes)
 
     def verify(self) -> Verification:
@@ -156,22 +156,24 @@ class Tuning(Shown):
         if not self.active:
             return
         patch = self.patch
-        merged = [(part.base, keras.ops.stop_gradient(part.base.value)) for part in self._parts.values()]
-        self._attached.close()
-        for base, value in merged:
-            base.assign(value)
-        self._patch = patch
+        self._settle()
+        try:
+            self._attached.close()
+        finally:
+            self._patch = patch
 
     def revert(self) -> None:
         """Give the selected elements their old values back and leave no trace at all, finished or not."""
         if not self.active:
             self.patch.revert(self.model)
             return
-        patch = self.patch
-        self._attached.close()
-        for path, variable in self._changing.items():
-            variable.assign(self._regions[path].scatter(bits.read(variable), self._old[path]))
-        self._patch = Patch({path: Change(c.region, c.old, c.old) for path, c in patch.items()})
+        self._sync()
+        try:
+            self._attached.close()
+        finally:
+            for path, variable in self._changing.items():
+                write_region(variable, self._regions[path], self._old[path])
+            self._patch = Patch({path: Change(self._regions[path], old, old) for path, old in self._old.items()})
 
     def __enter__(self) -> Tuning:
         return self
@@ -222,10 +224,17 @@ class Tuning(Shown):
         return f"<Tuning of {self.selection.size:,} elements of {self.model.name!r}, {state}>"
 
     def _sync(self) -> None:
-        """On JAX, `fit` holds the weights during an epoch: have it write them back first."""
+        """Have every variable hold its value. On JAX, `fit` takes the values out of them during an epoch."""
         for model in (self.model, *((self._split.upper,) if self._split else ())):
             if hasattr(model, "jax_state_sync"):
                 model.jax_state_sync()
+        for part in self._parts.values():
+            part.link.sync()
+
+    def _settle(self) -> None:
+        """Write the parts into their bases, one after the other."""
+        for part in self._parts.values():
+            settle(part)
 
 
 def _trains_itself(variable: keras.Variable, region: Region) -> bool:
@@ -250,4 +259,5 @@ def _kept_with(model: keras.Model, tuning: Tuning) -> Iterator[None]:
 def _detach_all() -> None:
     """What is still being tuned when Python ends is let go of while that is possible in good order."""
     for tuning in list(_active):
+        tuning._settle()
         tuning._attached.close()

@@ -22,6 +22,32 @@ class ProductCosts(NamedTuple):
     gathered: float  # in a block, in addition and to be divided by its side: gathering the block's operands
 
 
+class Link(Protocol):
+    """Keeps a base variable and its part in step, for as long as it is open.
+
+    On TensorFlow and PyTorch the base variable itself holds the merged values: whoever reads it has them, and only the
+    gradient has to be led to the part. On JAX, where a value is what a function is given, the values are merged when
+    they are read, and the base is written at the end.
+    """
+
+    differentiable_reads: bool  # whether a rule that gives the part its gradient reads the base with its history
+
+    def holds_merged(self) -> bool:
+        """Whether the base holds the merged values here and now. Writes them first where that is still to be done."""
+
+    def alias(self, value: Tensor) -> Tensor:
+        """The value, which was read of a base that holds the merged values, with a gradient for the part alone."""
+
+    def sync(self) -> None:
+        """Bring the base up to date, also after a write that went unnoticed, where it holds the merged values."""
+
+    def base_assigned(self, value: Tensor) -> None:
+        """Let the part follow: the base has been assigned this value."""
+
+    def opened(self) -> AbstractContextManager[Any]:
+        """Context manager: an assignment to one of the two is written to the other."""
+
+
 class Backend(Protocol):
     """What finetooth needs of a backend beyond `keras.ops`."""
 
@@ -78,8 +104,11 @@ class Backend(Protocol):
     def look_up(self, rows: Any, tokens: Tensor, table: Tensor, part: Any) -> Tensor:
         """The table's rows for the tokens, the part's where a row is selected, with a gradient for the part alone."""
 
-    def write_live(self, part: Any) -> bool:
-        """Where the base variable can be written in place for free, write the part into it; else do nothing."""
+    def Link(self, part: Any) -> Link:
+        """What keeps the base of a part and its variable in step."""
+
+    def stepping(self, optimizer: Any, links: Sequence[Any]) -> AbstractContextManager[Any]:
+        """Context manager: after the optimizer's steps the bases hold the merged values, at no cost of their size."""
 
     def is_variable(self, value: Any) -> bool:
         """Whether it is a variable, parameter or array of the backend itself."""

@@ -21,6 +21,8 @@ from .base import as_matrix as as_matrix
 from .base import einsum as einsum
 from .base import matmul as matmul
 from .jax_branches import branch as branch
+from .jax_links import Link as Link
+from .jax_links import stepping as stepping
 
 
 class Index(NamedTuple):
@@ -315,10 +317,6 @@ def record(function: Callable[[], tuple[jax.Array, Any]], sources: Sequence[kera
 def _pulled(chosen: tuple[int, ...], pull: Any, upstream: jax.Array) -> list[jax.Array]:
     (gradients,) = pull(upstream)  # of which the compiler leaves out what is not returned
     return [gradients[i] for i in chosen]
-
-
-def write_live(part: Any) -> bool:
-    return False  # an array cannot be written; the compiler may do so, where the merged one replaces it
 
 
 def creation_scope(model: keras.Model) -> AbstractContextManager[Any]:

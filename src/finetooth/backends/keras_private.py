@@ -75,6 +75,13 @@ def in_stateless_scope() -> bool:
         return scope.original_scope is not None
 
 
+def has_scoped_value(variable: keras.Variable) -> bool:
+    """Whether the variable has another value than its own, in the stateless scope that is open."""
+    with keras.StatelessScope(initialize_variables=False) as scope:
+        outside = scope.original_scope
+    return outside is not None and outside.get_current_value(variable) is not None
+
+
 def is_tuned(model: keras.Layer) -> bool:
     """Whether the model, or a layer of it, is being tuned."""
     return any(TUNED in layer.__dict__ for layer in layers_of(model))

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util  # no public name says whether XLA compiles a graph
 
 from .base import Axes, ProductCosts
 from .base import as_matrix as as_matrix
 from .base import branch as branch
 from .base import einsum as einsum
 from .base import matmul as matmul
-
-
-class Index(NamedTuple):
-    """Indices along an axis, and for every entry of the axis: is it selected, and which part entry it reads."""
-
-    indices: tf.Tensor
-    selected: tf.Tensor
-    source: tf.Tensor
+from .tensorflow_links import Link as Link
+from .tensorflow_links import stepping as stepping
+from .tensorflow_writes import Index, in_xla, put_axes, share_reads, write_in_place
+from .tensorflow_writes import take as take
 
 
 def index(indices: np.ndarray, length: int) -> Index:
@@ -38,12 +33,6 @@ def coordinates(arrays: tuple[np.ndarray, ...]) -> tf.Tensor:
     return tf.constant(np.stack(arrays, axis=-1), tf.int64)
 
 
-def take(value: Any, axis: int, where: Any) -> tf.Tensor:
-    if isinstance(where, range):
-        return tf.convert_to_tensor(value)[(slice(None),) * axis + (slice(where.start, where.stop),)]
-    return tf.gather(value, where.indices, axis=axis)
-
-
 def put(value: Any, axes: Axes, part: tf.Tensor) -> tf.Tensor:
     # A gradient of our own: TensorFlow's would pass on the rows of an embedding's sparse gradient without summing those
     # that repeat.
@@ -55,25 +44,9 @@ def put(value: Any, axes: Axes, part: tf.Tensor) -> tf.Tensor:
                 upstream = take(upstream, axis, where)
             return upstream
 
-        return _put(value, axes, part), gradient
+        return put_axes(value, axes, part), gradient
 
     return replaced(part)
-
-
-def _put(value: tf.Tensor, axes: Axes, part: tf.Tensor) -> tf.Tensor:
-    if all(isinstance(where, range) for _, where in axes):
-        ranges = [dict(axes).get(axis, range(length)) for axis, length in enumerate(value.shape)]
-        begin, end = [where.start for where in ranges], [where.stop for where in ranges]
-        return tf.raw_ops.TensorStridedSliceUpdate(
-            input=value, begin=begin, end=end, strides=[1] * len(begin), value=part
-        )
-    (axis, where), *rest = axes
-    part = _put(take(value, axis, where), rest, part) if rest else part
-    if isinstance(where, range):
-        return _put(value, [(axis, where)], part)
-    # Selection, not scatter: XLA runs scatters serially on a CPU.
-    selected = tf.reshape(where.selected, [-1 if i == axis else 1 for i in range(value.shape.rank)])
-    return tf.where(selected, tf.gather(part, where.source, axis=axis), value)
 
 
 def take_points(value: Any, coordinates: tf.Tensor) -> tf.Tensor:
@@ -128,8 +101,9 @@ def sampled_product(samples: tuple[tf.Tensor, tf.Tensor], a: tf.Tensor, b: tf.Te
 
 def look_up(rows: Any, tokens: tf.Tensor, table: Any, part: Any) -> tf.Tensor:
     # Straight from the variable: as a tensor it would be copied. And outside, where its gradient is nobody's concern.
-    frozen = tf.stop_gradient(keras.ops.take(table, tokens, axis=0))
+    found = tf.stop_gradient(keras.ops.take(table, tokens, axis=0))
     slots = rows.slots(tokens)
+    has_part = part.link.holds_merged()
 
     @tf.custom_gradient
     def run(value: tf.Tensor) -> Any:
@@ -138,8 +112,10 @@ def look_up(rows: Any, tokens: tf.Tensor, table: Any, part: Any) -> tf.Tensor:
             dy = tf.cast(tf.convert_to_tensor(dy), value.dtype)
             return tf.math.unsorted_segment_sum(dy, slots, rows.count)
 
-        own = tf.gather(tf.cast(value, frozen.dtype), tf.maximum(slots, 0))
-        return tf.where(slots[..., None] >= 0, own, frozen), gradient
+        if has_part:
+            return found, gradient
+        own = tf.gather(tf.cast(value, found.dtype), tf.maximum(slots, 0))
+        return tf.where(slots[..., None] >= 0, own, found), gradient
 
     return run(tf.convert_to_tensor(part.variable.value))
 
@@ -154,7 +130,7 @@ def is_array(value: Any) -> bool:
 
 def read(variable: Any, place: Any) -> tf.Tensor:
     value = _value(variable)  # of a variable, some rows or points are read by themselves; XLA cannot, and need not
-    return place.gather(tf.convert_to_tensor(value) if place.is_whole or _in_xla() else value)
+    return place.gather(tf.convert_to_tensor(value) if place.is_whole or in_xla() else value)
 
 
 def write(variable: Any, place: Any, compact: tf.Tensor) -> Any:
@@ -162,8 +138,8 @@ def write(variable: Any, place: Any, compact: tf.Tensor) -> Any:
     if not isinstance(target, tf.Variable):  # in a scope where variables have other values
         variable.assign(place.scatter(target, compact))
     elif _is_written_in_place(target) and not place.is_whole:
-        _write(target, place, compact)
-        _share_reads(target)
+        write_in_place(target, place, compact)
+        share_reads(target)
     else:
         _assign(target, place.scatter(target, compact))
     return variable
@@ -183,48 +159,11 @@ def _assign(target: tf.Variable, value: tf.Tensor) -> None:
 
 def _is_written_in_place(target: tf.Variable) -> bool:
     """Not by XLA, which has its own ways, nor for each replica."""
-    return not _in_xla() and not isinstance(target, tf.distribute.DistributedValues)
-
-
-def _write(target: tf.Variable, place: Any, compact: tf.Tensor) -> None:
-    if place.points is not None:
-        tf.raw_ops.ResourceScatterNdUpdate(ref=target.handle, indices=place.points, updates=compact)
-    elif all(isinstance(where, range) for _, where in place.axes):
-        ranges = [dict(place.axes).get(axis, range(length)) for axis, length in enumerate(target.shape)]
-        begin, end = [where.start for where in ranges], [where.stop for where in ranges]
-        tf.raw_ops.ResourceStridedSliceAssign(
-            ref=target.handle, begin=begin, end=end, strides=[1] * len(begin), value=compact
-        )
-    elif [axis for axis, _ in place.axes] == [0]:
-        tf.raw_ops.ResourceScatterUpdate(resource=target.handle, indices=place.axes[0][1].indices, updates=compact)
-    else:
-        tf.raw_ops.ResourceScatterNdUpdate(ref=target.handle, indices=_leading_coordinates(place), updates=compact)
-
-
-def _leading_coordinates(place: Any) -> tf.Tensor:
-    """The coordinates of a grid along its axes up to the last that is restricted."""
-    if "leading" not in place.__dict__:
-        last = place.axes[-1][0]
-        mesh = np.meshgrid(*(np.asarray(axis) for axis in place.region.axes[: last + 1]), indexing="ij")
-        with tf.init_scope():
-            place.leading = tf.constant(np.stack(mesh, axis=-1), tf.int64)
-    return place.leading
-
-
-def _share_reads(target: tf.Variable) -> None:
-    """After a write to some elements TensorFlow copies the variable at every read, in case of another; switch it off.
-
-    The next such write copies the variable only if somebody still holds what was read.
-    """
-    tf.raw_ops.DisableCopyOnRead(resource=target.handle)
+    return not in_xla() and not isinstance(target, tf.distribute.DistributedValues)
 
 
 def _value(variable: Any) -> Any:
     return variable.value if isinstance(variable, keras.Variable) else variable
-
-
-def _in_xla() -> bool:
-    return control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
 
 
 def trainable_like(variable: Any, value: tf.Tensor, name: str) -> Any:
@@ -252,7 +191,7 @@ def scaled(gradient: Any, scale: tf.Tensor) -> Any:
 
 
 def distinct_rows(indices: tf.Tensor, values: tf.Tensor, count: int) -> tuple[tf.Tensor, tf.Tensor]:
-    if not _in_xla():
+    if not in_xla():
         rows, slots = tf.unique(indices)
         return rows, tf.math.unsorted_segment_sum(values, slots, tf.size(rows))
     order = tf.argsort(indices)
@@ -271,8 +210,8 @@ def read_rows(variable: Any, rows: tf.Tensor) -> tf.Tensor:
 def write_rows(variable: Any, rows: tf.Tensor, values: tf.Tensor) -> None:
     target = _value(variable)
     tf.raw_ops.ResourceScatterUpdate(resource=target.handle, indices=rows, updates=values)
-    if not _in_xla():
-        _share_reads(target)
+    if not in_xla():
+        share_reads(target)
 
 
 def known(condition: tf.Tensor) -> bool | None:
@@ -307,10 +246,6 @@ def record(function: Callable[[], tuple[tf.Tensor, Any]], sources: Sequence[Any]
             tape.watch(native)
         loss, more = function()
     return loss, more, lambda chosen: tape.gradient(loss, [natives[i] for i in chosen])
-
-
-def write_live(part: Any) -> bool:
-    return False  # what is written has no history: second derivatives, which are right here, would be wrong
 
 
 def creation_scope(model: keras.Model) -> AbstractContextManager[Any]:

@@ -17,6 +17,10 @@ from . import keras_private
 from .base import Axes, ProductCosts
 from .base import branch as branch
 from .torch_backwards import pull_back as pull_back
+from .torch_links import Link as Link
+from .torch_links import stepping as stepping
+from .torch_writes import on as _on
+from .torch_writes import write_in_place
 
 
 def index(indices: np.ndarray, length: int) -> torch.Tensor:
@@ -48,11 +52,6 @@ def take_points(value: torch.Tensor, coordinates: tuple[torch.Tensor, ...]) -> t
 
 def put_points(value: torch.Tensor, coordinates: tuple[torch.Tensor, ...], part: torch.Tensor) -> torch.Tensor:
     return value if value.is_meta else value.index_put(_on(value, coordinates), part.to(value.device))
-
-
-def _on(value: torch.Tensor, coordinates: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """The coordinates on the value's device, which need not be the one that Keras uses."""
-    return tuple(coordinate.to(value.device) for coordinate in coordinates)
 
 
 # Eager PyTorch runs this Python at every step, where `keras.ops` takes several times as long as the call it makes.
@@ -151,7 +150,7 @@ class _SumByRow(torch.autograd.Function):
 
 def look_up(rows: Any, tokens: torch.Tensor, table: torch.Tensor, part: Any) -> torch.Tensor:
     value = part.variable.value
-    if write_live(part):
+    if part.link.holds_merged():
         outputs = keras.ops.take(table, tokens, axis=0)
         return _SumByRow.apply(rows, outputs.detach(), tokens, value) if torch.is_grad_enabled() else outputs
     slots = rows.slots(tokens)
@@ -180,28 +179,8 @@ def write(variable: Any, place: Any, compact: torch.Tensor) -> Any:
         variable.assign(place.scatter(target, compact))
         return variable
     with torch.no_grad():
-        _write(target, place, compact.to(target))
+        write_in_place(target, place, compact.to(target))
     return variable
-
-
-def _write(target: torch.Tensor, place: Any, value: torch.Tensor) -> None:
-    if place.points is not None:
-        target.index_put_(_on(target, place.points), value)
-        return
-    indexed = [(axis, where) for axis, where in place.axes if not isinstance(where, range)]
-    for axis, where in place.axes:
-        if isinstance(where, range):
-            target = target.narrow(axis, where.start, len(where))
-    if not indexed:
-        target.copy_(value)
-    elif len(indexed) == 1:
-        ((axis, where),) = indexed
-        target.index_copy_(axis, where.to(target.device), value)
-    else:
-        wheres = [torch.arange(length, device=target.device) for length in target.shape]
-        for axis, where in indexed:
-            wheres[axis] = where.to(target.device)
-        target.index_put_(torch.meshgrid(*wheres, indexing="ij"), value)
 
 
 def _value(variable: Any) -> torch.Tensor:
@@ -286,15 +265,6 @@ def record(function: Callable[[], tuple[torch.Tensor, Any]], sources: Sequence[A
         return torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True)
 
     return loss.detach(), more, gradients
-
-
-def write_live(part: Any) -> bool:
-    if torch.compiler.is_compiling() or keras_private.in_stateless_scope():
-        return False
-    # Through `data`: a layer that is called twice in a step writes the same values twice, which autograd need not mind.
-    value, target = keras_private.raw_value(part.variable).data, keras_private.raw_value(part.base).data
-    _write(target, part.place, value.to(target.dtype))
-    return True
 
 
 def creation_scope(model: keras.Model) -> AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""The universal read: while tuned, a variable's value *is* its base composed with its part, whoever reads it.
+"""The universal read: while tuned, a variable's value *is* its base merged with its part, whoever reads it.
 
 The variable keeps its identity and gets a class of its own for the time being, derived from the one it had. So layers,
 regularizers, a model's own `train_step`, a tied head, `numpy()` and `save` all see the merged tensor, with a gradient
@@ -20,13 +20,13 @@ from ..trained import Trained
 
 
 class _State(threading.local):
-    """Per thread: what the running calls have composed, which variables hold their part, and so on."""
+    """What the running thread does: which merged values its layer calls share, which state is merged already."""
 
     def __init__(self) -> None:
         self.composed: dict[int, Any] = {}
         self.live: frozenset[int] = frozenset()
         self.depth = 0
-        self.syncing = False
+        self.base_only = False
 
 
 _state = _State()
@@ -44,25 +44,52 @@ class Composed:
 
     @property
     def value(self) -> Any:
-        if _state.syncing:
+        if _state.base_only:
             return super().value  # type: ignore[misc]
         composed = _state.composed.get(id(self))
         if composed is not None and keras.backend.standardize_dtype(composed.dtype) == self.dtype:  # type: ignore[attr-defined]
             return composed
         part: Trained = self.__dict__[keras_private.COMPOSED]
+        merged_already = id(self) in _state.live
+        held = not merged_already and part.link.holds_merged()
         value = keras.ops.convert_to_tensor(super().value)  # type: ignore[misc]
-        return value if id(self) in _state.live else part.merge(value)
+        if merged_already:
+            return value
+        return part.link.alias(value) if held else part.merge(value)
 
     def assign(self, value: Any) -> Any:
         """Write base and part. Inside a layer's call nothing is written; when JAX returns state, only the base is."""
         if _state.depth:
             return value
-        own_state = _state.syncing or keras_private.raw_value(self) is None
-        with _plain(self):
-            assigned = self.assign(value)
+        own_state = _state.base_only or keras_private.raw_value(self) is None
+        with base_only():
+            assigned = super().assign(value)  # type: ignore[misc]
         if not own_state:
-            self.__dict__[keras_private.COMPOSED].load(assigned)
+            part: Trained = self.__dict__[keras_private.COMPOSED]
+            if keras_private.in_stateless_scope():
+                part.load(assigned)
+            else:
+                part.link.base_assigned(assigned)
         return assigned
+
+    # Checkpoints of TensorFlow ask the variable for what its value offers.
+
+    def _serialize_to_tensors(self) -> Any:
+        with base_only():
+            return super()._serialize_to_tensors()  # type: ignore[misc]
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+        with base_only():
+            return super()._restore_from_tensors(restored_tensors)  # type: ignore[misc]
+
+    def _write_object_proto(self, proto: Any, options: Any) -> Any:
+        with base_only():
+            return super()._write_object_proto(proto, options)  # type: ignore[misc]
+
+    @property
+    def _shared_name(self) -> Any:
+        with base_only():
+            return super()._shared_name  # type: ignore[misc]
 
 
 @functools.cache
@@ -71,35 +98,41 @@ def _with(mixin: Any, kind: Any) -> type:
 
 
 @contextmanager
-def _plain(variable: Any) -> Iterator[None]:
-    """The variable as it was made."""
-    kind = type(variable)
-    variable.__class__ = kind.__mro__[2]
+def base_only() -> Iterator[None]:
+    """Context manager: variables read and write the base alone, as if there were no part."""
+    before, _state.base_only = _state.base_only, True
     try:
         yield
     finally:
-        variable.__class__ = kind
+        _state.base_only = before
 
 
 def base_value(variable: keras.Variable) -> Any:
-    """What the variable holds without its part: right outside of the region only."""
+    """What the variable holds: where the base does not hold the merged values, right outside of the region only."""
     return super(Composed, variable).value  # type: ignore[misc]
 
 
 def merged(part: Trained) -> Any:
-    """The merged tensor: the base itself, where the backend can write the part into it for next to nothing."""
-    return base_value(part.base) if backend.write_live(part) else part.base.value
+    """The merged tensor, for an operation that gives the part its gradient itself."""
+    link = part.link
+    return part.base.value if link.differentiable_reads or not link.holds_merged() else base_value(part.base)
 
 
 @contextmanager
 def composed(part: Trained) -> Iterator[None]:
-    """While open, the base variable reads as base composed with part."""
+    """Context manager: the base variable reads as base merged with part."""
     part.base.__dict__[keras_private.COMPOSED] = part
-    with _as_kind(part.base, Composed):
-        try:
+    try:
+        with _as_kind(part.base, Composed), part.link.opened():
             yield
-        finally:
-            del part.base.__dict__[keras_private.COMPOSED]
+    finally:
+        del part.base.__dict__[keras_private.COMPOSED]
+
+
+def settle(part: Trained) -> None:
+    """Write the part into its base, which then holds the merged values whether or not anybody reads it through us."""
+    with base_only():
+        backend.write(part.base, part.place, keras.ops.cast(part.variable.value, part.base.dtype))
 
 
 @contextmanager
@@ -157,13 +190,3 @@ def with_merged_state(model: keras.Model, parts: Collection[Trained]) -> Callabl
             _state.live = outside
 
     return stateless_call
-
-
-@contextmanager
-def state_sync() -> Iterator[None]:
-    """While open, a variable is the trainer's state: its base is read, and what is assigned is that coming back."""
-    _state.syncing = True
-    try:
-        yield
-    finally:
-        _state.syncing = False

@@ -1,0 +1,213 @@
+"""TensorFlow: keep a base variable and its part in step.
+
+A base variable holds the merged values at all times. Whoever assigns the part, by any method of the `tf.Variable`, has
+its region of the base written too, in place; whoever assigns the base has the part follow. So compiled functions that
+read the base, made at any time by anybody, see the merged values. Only a raw op on a variable's handle goes unnoticed
+until the next assignment.
+
+A write in place copies the whole variable if a tensor that was read of it is still needed. Inside of a training step it
+is therefore ordered after the gradients (`stepping`). That is for speed alone: values are right in any order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ..errors import TuningError
+from ..hooks import hooked
+from . import keras_private
+from .tensorflow_writes import in_xla, replaced, share_reads, write_in_place
+
+# The methods of a tf.Variable that change it. Keras' optimizers and Keras' variables both end in one of them.
+_WRITES = (
+    "assign",
+    "assign_add",
+    "assign_sub",
+    "batch_scatter_update",
+    "scatter_add",
+    "scatter_div",
+    "scatter_max",
+    "scatter_min",
+    "scatter_mul",
+    "scatter_nd_add",
+    "scatter_nd_max",
+    "scatter_nd_min",
+    "scatter_nd_sub",
+    "scatter_nd_update",
+    "scatter_sub",
+    "scatter_update",
+    "_strided_slice_assign",
+    "_restore_from_tensors",
+)
+_INTEGERS = {2: tf.int16, 4: tf.int32, 8: tf.int64}
+
+
+class _Thread(threading.local):
+    """What the running thread is doing: hooks run in the thread that assigns."""
+
+    following = False  # a link writes one of its variables: the other side must not answer
+    in_step = False  # a training step that Keras compiles, and not for XLA
+    zero: tf.Tensor | None = None  # in XLA: an integer that is zero, known only when all gradients are
+
+
+_thread = _Thread()
+
+
+class _Pair:
+    """The native variables of a base and its part, on one device."""
+
+    def __init__(self, place: Any, base: tf.Variable, compact: tf.Variable):
+        self._place, self._base, self._compact = place, base, compact
+
+    def write_base(self) -> None:
+        with _following(), tf.device(self._base.device):
+            value = tf.cast(self._compact.read_value(), self._base.dtype)
+            if self._place.is_whole:
+                self._base.assign(value, read_value=False)
+            elif in_xla():
+                if _thread.zero is not None:
+                    value = _after(_thread.zero, value)
+                self._base.assign(replaced(self._place, self._base.read_value(), value), read_value=False)
+            else:
+                write_in_place(self._base, self._place, value)
+                if tf.executing_eagerly() or _thread.in_step:
+                    share_reads(self._base)
+
+    def write_part(self) -> None:
+        with _following(), tf.device(self._base.device):
+            value = self._place.gather(self._base.read_value())
+            self._compact.assign(tf.cast(value, self._compact.dtype), read_value=False)
+
+    @contextlib.contextmanager
+    def hooked(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for name in _WRITES:
+                stack.enter_context(hooked(self._compact, name, _then(self.write_base)))
+                stack.enter_context(hooked(self._base, name, _then(self.write_part)))
+            yield
+
+
+def _then(follow: Any) -> Any:
+    def assign(original: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if not _thread.following:
+            follow()
+        return result
+
+    return assign
+
+
+@contextlib.contextmanager
+def _following() -> Iterator[None]:
+    before, _thread.following = _thread.following, True
+    try:
+        yield
+    finally:
+        _thread.following = before
+
+
+class Link:
+    """A base and its part in step: see `base.Link`."""
+
+    differentiable_reads = True
+
+    def __init__(self, part: Any):
+        self._part = part
+        bases, compacts = _natives(part.base), _natives(part.variable)
+        self._pairs = [_Pair(part.place, base, compact) for base, compact in zip(bases, compacts, strict=True)]
+
+    def holds_merged(self) -> bool:
+        return not any(keras_private.has_scoped_value(v) for v in (self._part.base, self._part.variable))
+
+    def alias(self, value: tf.Tensor) -> tf.Tensor:
+        place = self._part.place
+
+        @tf.custom_gradient
+        def same(compact: tf.Tensor) -> Any:
+            return value, lambda upstream: tf.cast(place.gather_gradient(upstream), compact.dtype)
+
+        # Read here: inside of `same` TensorFlow would want a gradient for the variable itself.
+        return same(tf.convert_to_tensor(keras_private.raw_value(self._part.variable)))
+
+    def write_base(self) -> None:
+        for pair in self._pairs:
+            pair.write_base()
+
+    def sync(self) -> None:
+        self.write_base()
+
+    def base_assigned(self, value: Any) -> None:
+        """Nothing: the native variable's hooks have done it."""
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for pair in self._pairs:
+                stack.enter_context(pair.hooked())
+            self.write_base()
+            yield
+
+
+def _natives(variable: keras.Variable) -> Sequence[tf.Variable]:
+    """The `tf.Variable` of a Keras variable; one for each replica under a MirroredStrategy."""
+    native = keras_private.raw_value(variable)
+    if not isinstance(native, tf.distribute.DistributedValues):
+        return [native]
+    if not all(isinstance(each, tf.Variable) for each in native.values):
+        raise TuningError(
+            f"{variable.path!r} is distributed as {type(native).__name__}, parts of which are not supported. "
+            "Use one device or a tf.distribute.MirroredStrategy."
+        )
+    return native.values
+
+
+@contextlib.contextmanager
+def stepping(optimizer: Any, links: Sequence[Link]) -> Iterator[None]:
+    """Context manager: the optimizer's steps begin when all gradients are there, so that no write copies a base."""
+
+    def apply(original: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        grads = list(grads)
+        if trainable_variables is not None:
+            trainable_variables = list(trainable_variables)
+            if not optimizer.built:  # outside of the dependencies, where variables cannot be made
+                with keras.name_scope(optimizer.name, caller=optimizer):
+                    optimizer.build(trainable_variables)
+        given = [gradient for gradient in grads if gradient is not None]
+        before = _thread.zero, _thread.in_step
+        _thread.zero, _thread.in_step = (_zero_known_after(given), False) if in_xla() else (None, True)
+        try:
+            with contextlib.nullcontext() if tf.executing_eagerly() or in_xla() else tf.control_dependencies(given):
+                return original(grads, trainable_variables)
+        finally:
+            _thread.zero, _thread.in_step = before
+
+    with hooked(optimizer, "apply", apply):
+        yield
+
+
+def _zero_known_after(gradients: Sequence[Any]) -> tf.Tensor | None:
+    """Zero, computed from an element of each gradient in a way that XLA's optimizations do not see through.
+
+    XLA updates a variable in place only where all readers of the old value are known to come first, and it knows that
+    by data dependencies alone: it has no control dependencies, and takes optimization barriers out before it decides.
+    """
+    bits = []
+    for gradient in gradients:
+        values = gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
+        flat = tf.reshape(values, [-1])
+        if flat.shape[0] and flat.dtype.size in _INTEGERS:
+            bits.append(tf.bitcast(flat[0], _INTEGERS[flat.dtype.size]))
+    zeros = [tf.cast(tf.equal(tf.bitwise.bitwise_or(b, tf.ones_like(b)), 0), tf.int32) for b in bits]
+    return tf.add_n(zeros) if zeros else None
+
+
+def _after(zero: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    """The value, bit for bit, when `zero` is known."""
+    integers = _INTEGERS[value.dtype.size]
+    return tf.bitcast(tf.bitcast(value, integers) + tf.cast(zero, integers), value.dtype)
