@@ -134,6 +134,45 @@ def test_a_model_that_shares_a_layer_trains_by_the_rules_of_the_time():
     assert (np.array(kernel) != during).all()
 
 
+class Between(keras.callbacks.Callback):
+    """Gives the model other weights after an epoch."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.weights = weights
+
+    def on_epoch_end(self, epoch, logs=None):
+        if epoch == 0:
+            self.model.set_weights(self.weights)
+
+
+@pytest.mark.parametrize("within", [True, False], ids=["in fit", "between"])
+def test_a_constraint_sees_the_frozen_weights_that_are_there_now(within):
+    def constrained() -> keras.Model:
+        keras.utils.set_random_seed(3)
+        dense = L.Dense(12, name="a", kernel_constraint=keras.constraints.MaxNorm(0.3))
+        return keras.Sequential([keras.Input((8,)), dense, L.Dense(3, name="b")])
+
+    other = [np.random.default_rng(5).normal(size=w.shape).astype("float32") for w in constrained().get_weights()]
+    results = []
+    for sooner in (True, False):
+        model = constrained()
+        if sooner:
+            model.set_weights(other)
+        with ft.tune(model, "a/kernel[:3]"):
+            model.compile(keras.optimizers.SGD(0.01), "mse")
+            if not sooner:
+                callbacks = [Between(other)] if within else []
+                model.fit(X, Y, batch_size=16, epochs=2 if within else 1, verbose=0, callbacks=callbacks)
+                if not within:
+                    model.set_weights(other)
+            if sooner or not within:
+                model.fit(X, Y, batch_size=16, verbose=0)
+        results.append(model.get_weights())
+    for a, b in zip(*results):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
 if BACKEND == "tensorflow":
     import tensorflow as tf
 

@@ -71,7 +71,9 @@ def attached(
             stack.enter_context(compose.composed(part))
         rules = {} if only_composed else _rules(layers, parts)
         stack.enter_context(_calls(layers, parts, [*themselves, *moving], rules))
-        stack.enter_context(training_made_anew(layers))
+        compile_again = stack.enter_context(training_made_anew(layers))
+        for part in parts:
+            part.on_frozen_changed = compile_again
         names = {part: name for rule in rules.values() for part, name in rule.parts.items()}
         stack.enter_context(_training(model, _merged(parts, names)))
         stack.enter_context(_steps_in_place(model, parts))

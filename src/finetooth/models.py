@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,8 +35,11 @@ class _Layers:
 
 
 @contextmanager
-def training_made_anew(layers: Collection[keras.Layer]) -> Iterator[None]:
-    """Context manager: models that hold one of the layers compile their training step for it, and again afterwards."""
+def training_made_anew(layers: Collection[keras.Layer]) -> Iterator[Callable[[], None]]:
+    """Context manager: models that hold one of the layers compile their training step for it, and again afterwards.
+
+    Yields a function that has those which are compiled now compiled again, also in the middle of `fit`.
+    """
     mine = _Layers(layers)
     with _lock:
         if not _tuned:
@@ -44,8 +47,14 @@ def training_made_anew(layers: Collection[keras.Layer]) -> Iterator[None]:
         _tuned.append(mine)
     for model in list(mine.models):
         _forget(model)
+
+    def again() -> None:
+        for model in list(mine.models):
+            if model.train_function is not None:
+                model.make_train_function(force=True)
+
     try:
-        yield
+        yield again
     finally:
         with _lock:
             _tuned.remove(mine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -32,7 +33,12 @@ class Trained:
         if base.regularizer is not None:
             self.variable.regularizer = lambda _: base.regularizer(base.value)
         if base.constraint is not None:
-            self.variable.constraint = self._constraint()
+            self.variable.constraint = self._constrained
+        # Constraints run inside the optimizer's step, where JAX has no access to the base: keep its frozen elements.
+        # They are constants of what is compiled, so whoever compiles is told when they change.
+        keeps_copy = base.constraint is not None and not self.link.base_is_current
+        self._frozen = _copy(base.value) if keeps_copy else None
+        self.on_frozen_changed: Callable[[], None] = lambda: None
 
     def merge(self, base_value: Any, value: Any = None) -> Any:
         """The base's value with the part in place, or another value for it; differentiable in the part only."""
@@ -44,20 +50,22 @@ class Trained:
         return np.array(keras.ops.convert_to_numpy(keras.ops.cast(self.variable.value, self.base.dtype)))
 
     def load(self, base_value: Any) -> None:
-        """Set the part to its region of a whole tensor."""
+        """Set the part to its region of a whole tensor, which the base has been assigned."""
         self.variable.assign(self.place.gather(keras.ops.convert_to_tensor(base_value)))
+        if self._frozen is not None:
+            self._frozen = _copy(base_value)
+            self.on_frozen_changed()
 
-    def _constraint(self) -> Any:
-        # Constraints run inside the optimizer's step, where JAX has no access to the base: keep its frozen elements.
-        frozen = keras.ops.copy(keras.ops.convert_to_tensor(self.base.value))
-        constraint, place = self.base.constraint, self.place
+    def _constrained(self, variable: Any) -> Any:
+        """Apply the base's constraint to the merged tensor, and return the part's elements of it."""
+        compact = keras.ops.convert_to_tensor(variable)
+        whole = keras_private.raw_value(self.base) if self._frozen is None else self._frozen
+        merged = self.place.scatter(keras.ops.cast(whole, compact.dtype), compact)
+        return self.place.gather(self.base.constraint(merged))
 
-        def constrained(variable: Any) -> Any:
-            compact = keras.ops.convert_to_tensor(variable)
-            merged = place.scatter(keras.ops.cast(frozen, compact.dtype), compact)
-            return place.gather(constraint(merged))
 
-        return constrained
+def _copy(value: Any) -> Any:
+    return keras.ops.copy(keras.ops.convert_to_tensor(value))
 
 
 def _variable_in(scopes: list[str], value: np.ndarray, dtype: str, name: str) -> keras.Variable:

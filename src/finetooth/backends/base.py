@@ -30,6 +30,7 @@ class Link(Protocol):
     they are read, and the base is written at the end.
     """
 
+    base_is_current: bool  # whether the base variable itself holds the merged values while it is open
     differentiable_reads: bool  # whether a rule that gives the part its gradient reads the base with its history
 
     def holds_merged(self) -> bool:

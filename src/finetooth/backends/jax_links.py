@@ -12,6 +12,7 @@ import jax
 class Link:
     """A base and its part: see `base.Link`. A JAX array is never written; values are merged when they are read."""
 
+    base_is_current = False
     differentiable_reads = True
 
     def __init__(self, part: Any):

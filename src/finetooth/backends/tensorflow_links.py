@@ -115,6 +115,7 @@ def _following() -> Iterator[None]:
 class Link:
     """A base and its part in step: see `base.Link`."""
 
+    base_is_current = True
     differentiable_reads = True
 
     def __init__(self, part: Any):

@@ -37,6 +37,7 @@ class _Alias(torch.autograd.Function):
 class Link:
     """A base and its part in step: see `base.Link`."""
 
+    base_is_current = True
     differentiable_reads = False  # rules raise where second derivatives are asked for
 
     def __init__(self, part: Any):
