@@ -34,6 +34,8 @@ def coordinates(arrays: tuple[np.ndarray, ...]) -> tf.Tensor:
 
 
 def put(value: Any, axes: Axes, part: tf.Tensor) -> tf.Tensor:
+    value, part = tf.convert_to_tensor(value), tf.convert_to_tensor(part)  # a custom gradient may read no variable
+
     # A gradient of our own: TensorFlow's would pass on the rows of an embedding's sparse gradient without summing those
     # that repeat.
     @tf.custom_gradient
@@ -54,6 +56,8 @@ def take_points(value: Any, coordinates: tf.Tensor) -> tf.Tensor:
 
 
 def put_points(value: Any, coordinates: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
+    value, part = tf.convert_to_tensor(value), tf.convert_to_tensor(part)
+
     @tf.custom_gradient
     def put_elements(part: tf.Tensor) -> Any:
         merged = tf.tensor_scatter_nd_update(value, coordinates, part)
