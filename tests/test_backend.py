@@ -20,3 +20,17 @@ def test_importing_finetooth_leaves_the_choice_of_backend_to_keras(first, backen
     program = f"import {first}, keras, finetooth, os; print(keras.backend.backend(), os.environ['KERAS_BACKEND'])"
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert printed.split() == [os.environ["KERAS_BACKEND"]] * 2
+
+
+def test_a_backend_that_trains_nothing_is_one_clear_error():
+    """One process: the backend is chosen when Keras is imported."""
+    program = (
+        "import finetooth as ft\n"
+        "for name in ('select', 'tune', 'Part'):\n"
+        "    try: getattr(ft, name)\n"
+        "    except ft.FinetoothError as error: print(type(error).__name__, error)\n"
+    )
+    environment = {**os.environ, "KERAS_BACKEND": "numpy"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert done.stderr == "" and done.stdout.count("FinetoothError Keras runs on 'numpy'") == 3
+    assert done.stdout.count("Set KERAS_BACKEND to one of tensorflow, jax, torch") == 3

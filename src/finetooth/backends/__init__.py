@@ -7,6 +7,14 @@ from typing import cast
 
 import keras
 
+from ..errors import FinetoothError
 from .base import Backend as Backend
 
+SUPPORTED = ("tensorflow", "jax", "torch")
+
+if keras.backend.backend() not in SUPPORTED:
+    raise FinetoothError(
+        f"Keras runs on {keras.backend.backend()!r}, which trains nothing. Set KERAS_BACKEND to one of "
+        f"{', '.join(SUPPORTED)} before keras is imported."
+    )
 backend = cast(Backend, importlib.import_module(f"{__name__}.{keras.backend.backend()}"))
