@@ -63,6 +63,41 @@ def test_where_every_row_is_used_it_is_the_inner_optimizer(name):
     assert int(optimizer.iterations) == 4
 
 
+# Tables and the rows that batches use: one row of several, tables of one row, of one column, of one number.
+TABLES = {
+    (6, 5): [1, 4],
+    (6, 4): [3],
+    (1, 5): [0],
+    (6, 1): [0, 2, 5],
+    (5, 1): [2],
+    (1, 1): [0],
+    (6,): [1, 4],
+    (4,): [2],
+    (1,): [0],
+    (6, 2, 3): [0, 5],
+    (4, 1, 2): [3],
+}
+
+
+@pytest.mark.parametrize("name", [name for name in ELEMENTWISE if name != "ScheduleFreeAdamW"])
+def test_tables_of_any_shape(name):
+    """Oracle: the inner optimizer on plain variables that hold the used rows and nothing else."""
+    rng = np.random.default_rng(4)
+    starts = [rng.normal(size=shape).astype("float32") for shape in TABLES]
+    lazy = [keras.Variable(start) for start in starts]
+    plain = [keras.Variable(start[rows]) for start, rows in zip(starts, TABLES.values())]
+    optimizer, inner = ft.LazyOptimizer(ELEMENTWISE[name]()), ELEMENTWISE[name]()
+    for _ in range(3):
+        gradients = [rng.normal(size=variable.shape).astype("float32") for variable in plain]
+        optimizer.apply([sparse(rows, g, shape) for g, (shape, rows) in zip(gradients, TABLES.items())], lazy)
+        inner.apply([keras.ops.convert_to_tensor(g) for g in gradients], plain)
+    for table_, expected, start, rows in zip(lazy, plain, starts, TABLES.values()):
+        after = numpy_of(table_)
+        np.testing.assert_allclose(after[rows], numpy_of(expected), rtol=2e-5, atol=2e-6)
+        others = np.delete(np.arange(len(start)), rows)
+        assert (after[rows] != start[rows]).any() and not bits.differing(after, start)[others].any()
+
+
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_rows_that_were_not_used_keep_their_bits_and_their_state(name):
     variable = keras.Variable(table())
@@ -167,6 +202,17 @@ def test_state_is_saved_and_loaded():
     assert isinstance(again, ft.LazyOptimizer) and float(again.learning_rate) == float(first.learning_rate)
 
 
+def test_saved_before_the_first_step(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="d")])
+    model.compile(ft.LazyOptimizer(K.SGD(0.1)), "mse", run_eagerly=True)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    for one in (model, loaded):
+        one.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0)
+    assert int(loaded.optimizer.iterations) == 1
+    assert not bits.differing(numpy_of(model.layers[0].kernel), numpy_of(loaded.layers[0].kernel)).any()
+
+
 def test_variables_without_a_gradient_stay():
     variable, other = keras.Variable(table()), keras.Variable(np.ones(3, "float32"))
     optimizer = ft.LazyOptimizer(K.Adam(0.1))
@@ -215,7 +261,8 @@ if NATIVE == "tensorflow":
             np.testing.assert_allclose(variable.numpy(), numpy_of(expected), rtol=1e-5, atol=1e-6)
         assert len(traces) == 1
 
-    def test_in_fit():
+    @pytest.mark.parametrize("inner", ["AdamW", "SGD, momentum", "Ftrl"])
+    def test_in_fit(inner):
         model = keras.Sequential(
             [
                 keras.Input((3,), dtype="int32"),
@@ -226,7 +273,7 @@ if NATIVE == "tensorflow":
         )
         tokens = np.random.default_rng(0).integers(0, 20, (45, 3))
         before = numpy_of(model.layers[0].embeddings)
-        model.compile(ft.LazyOptimizer(K.AdamW(0.01)), "mse")
+        model.compile(ft.LazyOptimizer(ELEMENTWISE[inner]()), "mse")
         model.fit(tokens, np.ones((45, 2)), batch_size=10, epochs=2, verbose=0)
         moved = bits.differing(numpy_of(model.layers[0].embeddings), before).any(axis=1)
         np.testing.assert_array_equal(np.flatnonzero(moved), np.unique(tokens))

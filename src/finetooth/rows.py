@@ -26,7 +26,7 @@ class Rows(keras.Variable):
 
     @property
     def shape(self) -> Any:
-        return tuple(self.value.shape)
+        return self.value.shape  # of the backend's own kind, which Keras' operations for TensorFlow insist on
 
     def assign(self, value: Any) -> Any:
         fits = keras.backend.standardize_dtype(value.dtype) == self.dtype  # a cast to the same is not free on PyTorch

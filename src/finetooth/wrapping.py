@@ -111,8 +111,15 @@ class Wrapper(keras.optimizers.Optimizer):
         inner = keras.saving.deserialize_keras_object(config["inner_optimizer"], custom_objects=custom_objects)
         return {**config, "inner_optimizer": inner}
 
+    def save_own_variables(self, store: Any) -> None:
+        """Save the state, of which there is none before the optimizer is built."""
+        if self.built:
+            super().save_own_variables(store)
+
     def load_own_variables(self, store: Any) -> None:
-        """Load the state; Keras would only warn where it is not this optimizer's."""
+        """Load the state, if any was saved; Keras would only warn where it is not this optimizer's."""
+        if not store.keys():
+            return
         variables = self.variables
         shapes = [tuple(store[str(i)].shape) for i in range(len(store.keys())) if str(i) in store.keys()]
         if len(shapes) != len(store.keys()) or shapes != [tuple(variable.shape) for variable in variables]:
