@@ -5,22 +5,29 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import finetooth as ft
 from finetooth import bits
 from finetooth.bits import Fingerprint, as_bits, differing
 from finetooth.indexing import at
 from finetooth.region import Points, Whole, empty
 
-DTYPES = ["float16", "bfloat16", "float32", "float64"]
+DTYPES = ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
 
 
 def dtype_of(name: str) -> np.dtype:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
+def step(array: np.ndarray, flat_indices: int | np.ndarray) -> None:
+    """Move elements by one unit in the last place; of a complex number the imaginary part."""
+    words = array.reshape(-1).view(f"u{min(array.dtype.itemsize, 8)}").reshape(array.size, -1)
+    words[flat_indices, -1] += 1
+
+
 def next_up(array: np.ndarray, flat_index: int) -> np.ndarray:
     """A copy with one element moved by one unit in the last place."""
     moved = np.array(array, order="C")
-    moved.reshape(-1).view(f"u{array.dtype.itemsize}")[flat_index] += 1
+    step(moved, flat_index)
     return moved
 
 
@@ -32,12 +39,15 @@ def test_minus_zero_and_nan_compare_as_what_they_are(name):
     nans = np.array([np.nan, 1.0], dtype)
     assert not differing(nans, nans.copy()).any()
     assert differing(nans, next_up(nans, 0)).tolist() == [True, False]
+    if "complex" in name:
+        signed = np.array([complex(0.0, -0.0), complex(-0.0, 0.0), complex(1.0, np.nan)], dtype)
+        assert differing(np.array([0, 0, complex(1.0, np.nan)], dtype), signed).tolist() == [True, True, False]
 
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_bits_have_the_shape_of_the_array_whatever_its_layout(name, rng):
     array = rng.normal(size=(3, 4)).astype(dtype_of(name))
-    assert as_bits(array).shape == (3, 4) and as_bits(array).dtype.kind == "u"
+    assert as_bits(array).shape == (3, 4) and as_bits(array).dtype.kind == ("V" if name == "complex128" else "u")
     np.testing.assert_array_equal(as_bits(array.T), as_bits(array).T)
     np.testing.assert_array_equal(as_bits(array[::2, ::-1]), as_bits(array)[::2, ::-1])
     assert as_bits(array[0, 0]).shape == () and as_bits(np.zeros((0, 3), array.dtype)).shape == (0, 3)
@@ -92,7 +102,7 @@ def test_moved_counts_the_elements_that_moved(name, rng):
     for count in (1, 2, 57, 570):
         moved = array.copy()
         chosen = 30 + rng.choice(570, count, replace=False)
-        moved.reshape(-1).view(f"u{array.dtype.itemsize}")[chosen] += 1
+        step(moved, chosen)
         moved[0] = 0
         after = Fingerprint.of(moved, at((20, 30), np.s_[0]))
         assert before.moved(after) == after.moved(before) == count
@@ -127,3 +137,26 @@ def test_a_fingerprint_does_not_depend_on_memory_layout_and_leaves_the_array_alo
 def test_nothing_has_a_fingerprint_too():
     nothing = np.zeros((0, 3), np.float32)
     assert Fingerprint.of(nothing, empty((0, 3))).moved(Fingerprint.of(nothing, Whole((0, 3)))) == 0
+
+
+def test_complex_statistics_of_a_tuned_model_are_watched():
+    dtype = "complex64" if keras.backend.backend() == "jax" else "complex128"  # which JAX has off
+
+    class Turning(keras.layers.Layer):
+        def build(self, shape):
+            self.kernel = self.add_weight(shape=(4,), initializer="ones", name="kernel")
+            self.turn = self.add_weight(shape=(4,), dtype=dtype, initializer="ones", trainable=False, name="turn")
+
+        def call(self, x):
+            return x * self.kernel * keras.ops.cast(keras.ops.real(keras.ops.convert_to_tensor(self.turn)), x.dtype)
+
+    layer = Turning(name="layer")
+    model = keras.Sequential([keras.Input((4,)), layer])
+    with ft.tune(model, "layer/kernel[:2]") as tuning:
+        model.compile("sgd", "mse", run_eagerly=True)
+        model.fit(np.ones((4, 4)), np.zeros((4, 4)), verbose=0)
+        assert tuning.verify() and tuning.patch["layer/kernel"].moved == 2
+        layer.turn.assign(np.array([1, 1, 1 + 1e-30j, 1], dtype))
+        assert not tuning.verify()
+    with pytest.raises(ft.SelectionError, match="gradients do not train"):
+        ft.select(model, "layer/turn")

@@ -7,6 +7,7 @@ from helpers import copy_of, values
 
 import finetooth as ft
 from finetooth import bits
+from finetooth.patch import Change
 
 L = keras.layers
 
@@ -45,17 +46,54 @@ def test_apply_and_revert_are_exact(dtype):
     assert same(values(base), before)
 
 
+def pair(old, new, **options):
+    """Two models whose one weight has these values."""
+    models = []
+    for value in (old, new):
+        keras.backend.clear_session(free_memory=False)
+        model = keras.Sequential([keras.Input((4,)), L.Dense(1, use_bias=False, name="d", **options)])
+        model.get_layer("d").kernel.assign(np.reshape(value, (4, 1)))
+        models.append(model)
+    return models
+
+
 def test_a_patch_keeps_signed_zeros():
     """Trap: a patch of differences turns -0.0 into 0.0."""
-    base, model, patch = trained()
-    for m in (base, model):
-        kernel = np.array(bits.read(m.get_layer("in").kernel))
-        kernel[0, 0] = -0.0
-        m.get_layer("in").kernel.assign(kernel)
-    before = values(base)
+    base, model = pair([-0.0, -0.0, 0.0, 1.0], [0.0, 1.0, -0.0, 2.0])
+    before, after = values(base), values(model)
+    patch = ft.diff(base, model)
+    assert np.signbit(before["d/kernel"][:2]).all() and patch.size == 4
     patch.apply(base)
+    assert same(values(base), after)
     patch.revert(base)
-    assert same(values(base), before) and np.signbit(values(base)["in/kernel"][0, 0])
+    assert same(values(base), before)
+
+
+def test_bits_differ_and_not_values():
+    """The sign of a zero counts, and a NaN is the same as itself."""
+    base, model = pair([0.0, np.nan, 1.0, 0.0], [-0.0, np.nan, 1.0, 0.0])
+    patch = ft.diff(base, model)
+    assert patch["d/kernel"].region.flat().tolist() == [0] and patch["d/kernel"].moved == 1
+    region = ft.Whole((4, 1))
+    change = Change(region, values(base)["d/kernel"], values(model)["d/kernel"])
+    assert change.moved == 1
+    assert Change(region, change.new, change.new).moved == 0
+    patch.apply(base)
+    assert same(values(base), values(model))
+
+
+def test_a_patch_of_complex_numbers():
+    models = []
+    for value in ([1, 2j, 0, -1j], [1, 3j, 0, 1j]):
+        keras.backend.clear_session(free_memory=False)
+        layer = L.Layer(name="layer")
+        layer.add_weight(shape=(4,), dtype="complex64", name="w", initializer="zeros", trainable=False)
+        models.append(keras.Sequential([keras.Input((4,)), layer]))
+        layer.weights[0].assign(np.array(value, "complex64"))
+    patch = ft.diff(*models)
+    assert patch["layer/w"].region.flat().tolist() == [1, 3] and "2" in patch.table().rows[0][-1]
+    patch.apply(models[0])
+    assert same(*(values(model) for model in models))
 
 
 def test_it_holds_the_selection_and_nothing_else():

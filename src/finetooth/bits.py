@@ -23,9 +23,12 @@ def size_of(variable: keras.Variable) -> int:
 
 
 def as_bits(array: np.ndarray) -> np.ndarray:
-    """The array's elements as unsigned integers, so that -0.0 and NaN compare as what they are."""
+    """The array's elements as unsigned integers, so that -0.0 and NaN compare as what they are.
+
+    Those of 16 bytes, complex numbers of double precision, are pairs of integers.
+    """
     array = np.asarray(array, order="C")
-    return array.view(np.dtype(f"u{array.dtype.itemsize}"))
+    return array.view([("real", "u8"), ("imag", "u8")] if array.dtype.itemsize == 16 else f"u{array.dtype.itemsize}")
 
 
 def differing(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -47,8 +50,9 @@ class Fingerprint:
     @staticmethod
     def of(array: np.ndarray, outside: Region) -> Fingerprint:
         """The fingerprint of the elements outside a region."""
-        frozen = outside.scatter(as_bits(array), np.zeros(outside.compact_shape, np.uint8)) if outside.size else array
-        bits = as_bits(frozen)
+        bits = as_bits(array)
+        if outside.size:
+            bits = outside.scatter(bits, np.zeros(outside.compact_shape, bits.dtype))
         single_bytes = bits.reshape(-1, 1).view(np.uint8)
         folded = np.zeros(bits.size, np.uint8)
         for column in single_bytes.T:  # far faster than a sum along so short an axis

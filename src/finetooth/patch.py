@@ -169,6 +169,7 @@ def _misfit(variable: keras.Variable | None, region: Region, expected: np.ndarra
 
 
 def _largest_move(change: Change) -> str:
+    dtype = np.complex128 if change.new.dtype.kind == "c" else np.float64
     with np.errstate(all="ignore"):
-        moves = np.abs(change.new.astype(np.float64) - change.old.astype(np.float64))
+        moves = np.abs(change.new.astype(dtype) - change.old.astype(dtype))
     return f"{np.max(moves):.3g}"
