@@ -1,5 +1,7 @@
 """Parts in the programs of each backend: compiled functions, buffers, donated arrays. Each test is for one backend."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -157,6 +159,8 @@ if NATIVE == "jax":
     import jax
     import jax.numpy as jnp
 
+    from finetooth.backends import jax_writes
+
     @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
     def test_a_donated_array_is_written_where_it_is(index):
         step = jax.jit(lambda array, x: ft.Part(array, index).assign_add(x), donate_argnums=0)
@@ -176,15 +180,111 @@ if NATIVE == "jax":
         part.assign(1)
         assert variable.value.unsafe_buffer_pointer() == address
 
-    def test_an_array_that_somebody_holds_is_not_taken():
+    HOLDERS = {
+        "a name": lambda array: array,
+        "a list": lambda array: [array],
+        "a dictionary": lambda array: {"array": array},
+        "an attribute": lambda array: types.SimpleNamespace(array=array),
+        "a function": lambda array: lambda: array,
+        "a generator": lambda array: (array for _ in range(1)),
+        "another variable": lambda array: keras.Variable(array),
+        "a view of NumPy": np.asarray,
+        "a buffer": memoryview,
+    }
+
+    @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
+    @pytest.mark.parametrize("holder", HOLDERS)
+    def test_an_array_that_something_holds_is_not_taken(holder, index):
         variable = keras.Variable(START)
-        held = variable.value
+        part = ft.Part(variable, index)
+        part.assign(0)  # now the array is one of JAX's own, not the memory of START
+        expected = numpy_of(variable)
+        held = HOLDERS[holder](variable.value)
+        part.assign(1)
+        while not isinstance(held, (jax.Array, np.ndarray, keras.Variable)):
+            if isinstance(held, (memoryview, list)):
+                held = np.asarray(held) if isinstance(held, memoryview) else held[0]
+            elif isinstance(held, dict):
+                held = held["array"]
+            else:
+                held = held.array if hasattr(held, "array") else held() if callable(held) else next(held)
+        assert not bits.differing(numpy_of(held), expected).any()
+        assert (numpy_of(part.read()) == 1).all()
+
+    def test_whether_others_hold_an_array_can_be_told_from_whether_nobody_does():
+        assert jax_writes.ALONE is not None
+
+    def test_nothing_is_taken_where_that_cannot_be_told(monkeypatch):
+        monkeypatch.setattr(jax_writes, "ALONE", None)
+        variable = keras.Variable(START)
         part = ft.Part(variable, np.s_[[4, 1]])
         part.assign(0)
-        view = np.asarray(variable.value)
+        address = variable.value.unsafe_buffer_pointer()
+        pointer = variable.value
         part.assign(1)
-        np.testing.assert_array_equal(held, START)
-        assert (view[[4, 1]] == 0).all() and (numpy_of(variable)[[4, 1]] == 1).all()
+        assert pointer.unsafe_buffer_pointer() == address != variable.value.unsafe_buffer_pointer()
+
+    KINDS = {
+        "an integer": lambda i: i,
+        "a range": lambda i: np.s_[i : i + 2],
+        "a block": lambda i: np.s_[i : i + 2, i : i + 3],
+        "rows": lambda i: [i, i + 3],
+        "rows and a range": lambda i: np.s_[[i, i + 3], i : i + 2],
+        "rows and columns": lambda i: np.s_[[i, i + 3], [i, i + 2]],
+        "points": lambda i: np.eye(6, 5, k=i - 3, dtype=bool) | np.eye(6, 5, k=i + 2, dtype=bool),
+    }
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_other_elements_of_the_same_number_do_not_compile_again(kind):
+        """Indices are arguments of what is compiled, in writes and in reads."""
+        variable, compiled = keras.Variable(START), []
+
+        def step(i):
+            part = ft.Part(variable, KINDS[kind](i))
+            part.assign(1.0)
+            part.assign_add(part.read())
+            part.variable.assign_add(part.read())
+            part.assign(part.variable)
+            part.assign(2.0)
+
+        def listen(event, duration, **_):
+            if event.startswith("/jax/core/compile/"):
+                compiled.append(event)
+
+        step(0)
+        step(0)
+        jax.monitoring.register_event_duration_secs_listener(listen)
+        try:
+            step(1)
+            step(2)
+            again = list(compiled)
+            jax.jit(lambda x: x + 1)(1.0)  # something new, to see that the listener hears
+        finally:
+            jax.monitoring.clear_event_listeners()
+        assert not again and compiled
+
+    @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
+    def test_gradients_through_a_written_array(index):
+        """For what is written, and for what is left of the array."""
+        value = np.ones_like(START[index])
+
+        def loss(array, value):
+            return (ft.Part(array, index).assign(value) ** 2).sum()
+
+        of_array, of_value = jax.jit(jax.grad(loss, argnums=(0, 1)))(jnp.array(START), jnp.array(value))
+        expected = 2 * START
+        expected[index] = 0
+        np.testing.assert_allclose(of_array, expected, rtol=1e-6)
+        np.testing.assert_allclose(of_value, 2 * value)
+
+    def test_what_is_read_and_written_whole_is_nobody_elses_array():
+        """A program that donates the arrays of two variables must find two."""
+        variable = keras.Variable(START)
+        part = ft.Part(variable, np.s_[...])
+        given = jnp.array(START)
+        part.assign(given)
+        arrays = [variable.value, part.read(), part.variable.value, given]
+        assert len({array.unsafe_buffer_pointer() for array in arrays}) == 4
 
     def test_gradients_by_jax_itself():
         part = ft.Part(jnp.array(START), np.s_[:, 1])

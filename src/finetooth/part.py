@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import sys
-import weakref
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -14,19 +13,8 @@ import numpy as np
 from .backends import backend, keras_private
 from .errors import PartError
 from .indexing import view
-from .place import Place, wide
-from .region import Whole
+from .place import Place, assign_whole, wide
 from .selecting import on_host
-
-
-class _Counted:
-    """Called as `Part` is: counts who holds the variable."""
-
-    def __init__(self, variable: Any, at: Any):
-        self.count = sys.getrefcount(variable)
-
-
-_ALONE = _Counted(object(), None).count  # nobody but the call
 
 
 class Part:
@@ -35,8 +23,7 @@ class Part:
     `variable` is a `keras.Variable`, or one of the backend's own: a `tf.Variable`, a parameter or buffer of PyTorch, an
     array of JAX. `at` is a NumPy-like index (`np.s_[0, :, [5, 2]]`), the text of one (`"[:, :64]"`), a mask of the
     variable's shape or a `Region`. The values have the shape and the order that NumPy gives them, except that index
-    lists on several axes mean their outer product. No element may be named twice. A part does not keep a variable
-    that others hold: when they have let go of it, it is gone.
+    lists on several axes mean their outer product. No element may be named twice.
 
     `read` gives the values. `assign`, `assign_add`, `assign_sub`, `assign_mul`, `assign_min` and `assign_max` change
     them where they are, broadcast what they are given as NumPy does, and return the variable. Values are cast to the
@@ -62,20 +49,11 @@ class Part:
         self._orders = [(axis, order) for axis, order in enumerate(named.orders) if order is not None]
         self._inverses = [(axis, np.argsort(order)) for axis, order in self._orders]
         self._dtype = keras.backend.standardize_dtype(variable.dtype)
-        held = sys.getrefcount(variable) > _ALONE and not backend.is_array(variable)
-        self._base: Callable[[], Any] = weakref.ref(variable) if held else lambda: variable
+        self.base = variable
         self._name = getattr(variable, "path", None) or getattr(variable, "name", None) or "variable"
         self.region = named.region
         self.shape = named.shape
         self.place = Place(named.region)
-
-    @property
-    def base(self) -> Any:
-        """The variable that this is a part of."""
-        variable = self._base()
-        if variable is None:
-            raise PartError(f"The variable of {self!r} no longer exists. Make a new Part of the one in its place.")
-        return variable
 
     def read(self) -> Any:
         """The part's values, as a tensor."""
@@ -88,23 +66,23 @@ class Part:
 
     def assign_add(self, value: Any) -> Any:
         """Add to the values."""
-        return self._update(keras.ops.add, value)
+        return self._update(operator.add, value)
 
     def assign_sub(self, value: Any) -> Any:
         """Subtract from the values."""
-        return self._update(keras.ops.subtract, value)
+        return self._update(operator.sub, value)
 
     def assign_mul(self, value: Any) -> Any:
         """Multiply the values."""
-        return self._update(keras.ops.multiply, value)
+        return self._update(operator.mul, value)
 
     def assign_min(self, value: Any) -> Any:
         """Replace the values that are larger."""
-        return self._update(keras.ops.minimum, value)
+        return self._update(keras.ops.minimum, value, ordered=True)
 
     def assign_max(self, value: Any) -> Any:
         """Replace the values that are smaller."""
-        return self._update(keras.ops.maximum, value)
+        return self._update(keras.ops.maximum, value, ordered=True)
 
     @functools.cached_property
     def variable(self) -> Any:
@@ -134,20 +112,21 @@ class Part:
     def __repr__(self) -> str:
         return f"<Part {self.region.text()} of {self._name!r}, {self.region.size:,} elements>"
 
-    def _update(self, operation: Callable[[Any, Any], Any], value: Any) -> Any:
+    def _update(self, operation: Callable[[Any, Any], Any], value: Any, ordered: bool = False) -> Any:
+        if ordered and "complex" in self._dtype:
+            raise PartError(f"{self!r} holds {self._dtype}, of which none is larger than another. Use assign.")
         return self._write(operation(self.read(), self._given(value)))
 
     def _write(self, values: Any, keep_own: bool = False) -> Any:
         base = self._current()
         written = backend.write(base, self.place, self._compact(values))
         if "variable" in self.__dict__ and not keep_own:
-            wider = keras.ops.cast(values, self.variable.dtype)
-            backend.write(self.variable, Place(Whole(self.shape)), wider)
+            assign_whole(self.variable, keras.ops.cast(values, self.variable.dtype))
         return written
 
     def _given(self, value: Any) -> Any:
         """What is to be written, checked, in the variable's dtype and the part's shape."""
-        if isinstance(value, (bool, int, float, list, tuple)):
+        if isinstance(value, (bool, int, float, complex, list, tuple)):
             value = np.asarray(value)
         if not hasattr(value, "dtype") or not hasattr(value, "shape"):
             raise PartError(f"{self!r}: expected numbers; received {value!r} of type {type(value).__name__}.")

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from .backends import backend
-from .region import Grid, Points, Region
+from .region import Grid, Points, Region, Whole
 
 
 class Place:
@@ -62,6 +62,15 @@ class Place:
         return within.gather(keras.ops.segment_sum(values, slots, len(rows) + 1)[: len(rows)])
 
     @functools.cached_property
+    def leading(self) -> Any:
+        """The coordinates of a grid along its axes up to the last that is restricted, for one write to all of them."""
+        last = self.axes[-1][0]
+        axes = self.region.axes[: last + 1] if isinstance(self.region, Grid) else ()
+        mesh = np.meshgrid(*map(np.asarray, axes), indexing="ij")
+        with backend.outside_of_graphs():
+            return backend.coordinates(tuple(mesh))
+
+    @functools.cached_property
     def _rows(self) -> tuple[Any, Place]:
         """The rows that hold elements of the region, and where in them those are."""
         region, rest = self.region, self.region.shape[1:]
@@ -96,6 +105,11 @@ def write_region(variable: keras.Variable, region: Region, compact: np.ndarray) 
 def _is_dense(region: Region) -> bool:
     """Whether the coordinates of single elements would take more memory than the variable itself."""
     return isinstance(region, Points) and 2 * len(region.shape) * region.size > math.prod(region.shape)
+
+
+def assign_whole(variable: Any, value: Any) -> None:
+    """Assign a variable, of the backend's own or Keras', also where several replicas do so."""
+    backend.write(variable, Place(Whole(variable.shape)), value)
 
 
 def wide(dtype: str) -> str:

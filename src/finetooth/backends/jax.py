@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ import numpy as np
 from jax.experimental.sparse import BCOO
 
 from ..errors import PartError
-from . import keras_private
+from . import jax_writes, keras_private
 from .base import Axes, ProductCosts
 from .base import as_matrix as as_matrix
 from .base import einsum as einsum
@@ -48,7 +47,9 @@ def coordinates(arrays: tuple[np.ndarray, ...]) -> tuple[jax.Array, ...]:
 
 def take(value: jax.Array, axis: int, where: Any) -> jax.Array:
     if isinstance(where, range):
-        return jax.lax.slice_in_dim(value, where.start, where.stop, axis=axis)
+        if isinstance(value, jax.core.Tracer):
+            return jax.lax.slice_in_dim(value, where.start, where.stop, axis=axis)
+        return jax.lax.dynamic_slice_in_dim(value, where.start, len(where), axis)  # compiled once for all starts
     return jnp.take(value, where.indices, axis=axis, unique_indices=True, indices_are_sorted=True)
 
 
@@ -175,45 +176,27 @@ def is_array(value: Any) -> bool:
 
 
 def read(variable: Any, place: Any) -> jax.Array:
-    return place.gather(jnp.asarray(variable.value if isinstance(variable, keras.Variable) else variable))
+    value = jnp.asarray(variable.value if isinstance(variable, keras.Variable) else variable)
+    return jnp.copy(value) if place.is_whole else place.gather(value)  # the variable's array may be donated later
 
 
 def write(variable: Any, place: Any, compact: jax.Array) -> Any:
-    if not isinstance(variable, keras.Variable):
-        return _written(place, variable, compact)
-    if "written" not in place.__dict__:  # compiled once for each place
-        place.written = jax.jit(functools.partial(_written, place), donate_argnums=0)
-    _replace(variable, place.written, compact)
+    is_variable = isinstance(variable, keras.Variable)
+    if place.is_whole:
+        if is_variable:
+            variable.assign(jnp.copy(compact))  # two variables with one array could not both be donated
+        return variable if is_variable else compact
+    points = place.points is not None
+    function, where = (jax_writes.put_points, place.points) if points else (jax_writes.put_windows, _wheres(place))
+    if not is_variable:
+        return function.__wrapped__(variable, where, compact)
+    jax_writes.replace(variable, function, where, compact)
     return variable
 
 
-def _written(place: Any, value: jax.Array, compact: jax.Array) -> jax.Array:
-    """A scatter, which touches nothing else where the value's memory can be reused."""
-    if place.is_whole:
-        return compact
-    if place.points is not None:
-        return put_points(value, place.points, compact)
-    if all(isinstance(where, range) for _, where in place.axes):
-        return put(value, place.axes, compact)
-    chosen = dict(place.axes)
-    indexed = [axis for axis, where in place.axes if not isinstance(where, range)]
-    if len(indexed) == 1:
-        ranges = [chosen.get(axis, range(length)) for axis, length in enumerate(value.shape)]
-        index = tuple(w.indices if isinstance(w, Index) else slice(w.start, w.stop) for w in ranges)
-    else:
-        index = np.ix_(*(np.asarray(axis) for axis in place.region.axes))
-    return value.at[index].set(compact, unique_indices=True, indices_are_sorted=True)
-
-
-def _replace(variable: keras.Variable, function: Any, *args: jax.Array) -> None:
-    """Give the variable the value that a compiled function, to which its own is donated, makes of it.
-
-    If somebody else holds the array it must be kept: the function then runs as it was before it was compiled.
-    """
-    value = variable.value
-    # It is held by this name, by the variable, and by the call that counts.
-    alone = value is keras_private.raw_value(variable) and sys.getrefcount(value) == 3
-    variable.assign((function if alone else function.__wrapped__)(value, *args))
+def _wheres(place: Any) -> dict[int, Any]:
+    """For each restricted axis the start of its range, or its indices."""
+    return {axis: np.int32(where.start) if isinstance(where, range) else where.indices for axis, where in place.axes}
 
 
 def trainable_like(variable: Any, value: jax.Array, name: str) -> keras.Variable:
@@ -250,12 +233,7 @@ def read_rows(variable: Any, rows: jax.Array) -> jax.Array:
 
 
 def write_rows(variable: Any, rows: jax.Array, values: jax.Array) -> None:
-    _replace(variable, _written_rows, rows, values)
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _written_rows(value: jax.Array, rows: jax.Array, values: jax.Array) -> jax.Array:
-    return value.at[rows].set(values, mode="drop")
+    jax_writes.replace(variable, jax_writes.put_rows, rows, values)
 
 
 def known(condition: jax.Array) -> bool | None:

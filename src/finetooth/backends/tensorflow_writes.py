@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util  # no public name says whether XLA compiles a graph
 
@@ -60,17 +59,7 @@ def write_in_place(target: tf.Variable, place: Any, compact: tf.Tensor) -> None:
     elif [axis for axis, _ in place.axes] == [0]:
         tf.raw_ops.ResourceScatterUpdate(resource=target.handle, indices=place.axes[0][1].indices, updates=compact)
     else:
-        tf.raw_ops.ResourceScatterNdUpdate(ref=target.handle, indices=_leading_coordinates(place), updates=compact)
-
-
-def _leading_coordinates(place: Any) -> tf.Tensor:
-    """The coordinates of a grid along its axes up to the last that is restricted."""
-    if "leading" not in place.__dict__:
-        last = place.axes[-1][0]
-        mesh = np.meshgrid(*(np.asarray(axis) for axis in place.region.axes[: last + 1]), indexing="ij")
-        with tf.init_scope():
-            place.leading = tf.constant(np.stack(mesh, axis=-1), tf.int64)
-    return place.leading
+        tf.raw_ops.ResourceScatterNdUpdate(ref=target.handle, indices=place.leading, updates=compact)
 
 
 def share_reads(target: tf.Variable) -> None:
