@@ -1,5 +1,7 @@
 """SelectiveOptimizer: the oracle is the inner optimizer itself, run by Keras on the selected elements alone."""
 
+import contextlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -216,6 +218,116 @@ def test_state_of_another_selection_is_refused(other, tmp_path):
     with pytest.raises(ft.TuningError, match="another selection"):
         compiled(other).optimizer.load_own_variables(state)
     compiled("hidden/kernel[:, :3]").optimizer.load_own_variables(state)
+
+
+NAMES = {
+    "another variable's path ends with it": ("kernel", ["encoder/kernel", "encoder/bias"], None),
+    "it ends with another variable's path": ("encoder/kernel", ["kernel", "bias"], None),
+    "it ends with a path in a layer": ("model/encoder/kernel", ["encoder/kernel", "encoder/bias"], None),
+    "the layer's name ends with it": ("coder/kernel", ["encoder/kernel", "decoder/kernel"], None),
+    "two layers of that name": ("dense/kernel", ["first/dense/kernel", "second/dense/kernel"], None),
+    "the exact path": ("encoder/kernel", ["kernel", "encoder/kernel", "outer/encoder/kernel"], 1),
+    "without the model's name": ("encoder/kernel", ["model/kernel", "model/encoder/kernel", "model/head/bias"], 1),
+    "with it": ("model/encoder/kernel", ["model/kernel", "model/encoder/kernel"], 1),
+    "with and without at once": ("a/b/c", ["a/b/c", "a/a/b/c"], ["a/b/c", "a/a/b/c"]),
+    "a path that two have": ("kernel", ["kernel", "bias", "kernel"], ["kernel", "kernel"]),
+}
+
+
+def named(path):
+    *scopes, name = path.split("/")
+    with contextlib.ExitStack() as stack:
+        for scope in scopes:
+            stack.enter_context(keras.name_scope(scope))
+        return keras.Variable(np.ones(4, "float32"), name=name)
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_a_path_names_one_variable_or_none(case):
+    key, paths, expected = NAMES[case]
+    variables = [named(path) for path in paths]
+    assert [variable.path for variable in variables] == paths
+    optimizer = ft.SelectiveOptimizer(K.SGD(1.0), {key: np.s_[:2]})
+    if isinstance(expected, int):
+        optimizer.apply([keras.ops.ones(4) for _ in paths], variables)
+        sums = [numpy_of(variable).sum() for variable in variables]
+        assert sums == [2 if position == expected else 4 for position in range(len(paths))]
+        return
+    message = re.escape(str(expected)) if expected else "none of the variables has that path"
+    with pytest.raises(ft.TuningError, match=message):
+        optimizer.apply([keras.ops.ones(4) for _ in paths], variables)
+    assert all((numpy_of(variable) == 1).all() for variable in variables)
+
+
+@keras.saving.register_keras_serializable("finetooth_tests")
+class Own(keras.Model):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.inner = keras.Sequential([keras.layers.Dense(4, name="dense")], name="inner")
+        self.head = keras.layers.Dense(4, name="head")
+
+    def call(self, x):
+        return self.head(self.inner(x))
+
+
+def late():
+    model = keras.Sequential([keras.layers.Dense(4, name="dense"), keras.layers.Dense(4, name="head")], name="late")
+    model(X[:1])
+    return model
+
+
+def nested():
+    inputs = keras.Input((8,))
+    parts = [keras.Sequential([keras.layers.Dense(4, name="dense")], name=name) for name in ("first", "second")]
+    return keras.Model(inputs, keras.layers.add([part(inputs) for part in parts]), name="nested")
+
+
+def own():
+    model = Own(name="own")
+    model(X[:1])
+    return model
+
+
+MODELS = {"late": (late, "dense/kernel"), "nested": (nested, "second/dense/kernel"), "own": (own, "inner/dense/kernel")}
+
+
+@pytest.mark.parametrize("trained", [False, True], ids=["only compiled", "trained"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_paths_that_loading_shortens_name_the_same_variables(kind, trained, tmp_path):
+    """Keras leaves the names of models out of the paths of a loaded model, which may make two of them the same."""
+    make, path = MODELS[kind]
+    model = make()
+    model.compile(ft.SelectiveOptimizer(K.SGD(0.1), ft.select(model, f"{path}[:, 0]")), "mse", run_eagerly=True)
+    if trained:
+        model.fit(X, Y, verbose=0)
+    for _ in range(2):
+        model.save(tmp_path / "model.keras")
+        model = keras.saving.load_model(tmp_path / "model.keras")
+        before = values(model)
+        model.fit(X, Y, verbose=0)
+        moved = {p: int(bits.differing(value, before[p]).sum()) for p, value in values(model).items()}
+        assert {p: count for p, count in moved.items() if count} == {path: 8}
+
+
+def test_a_selection_that_paths_do_not_tell_apart_is_not_saved():
+    variables = [named("kernel"), named("kernel")]
+    optimizer = ft.SelectiveOptimizer(K.SGD(1.0), [(variable, np.s_[:2]) for variable in variables])
+    for _ in range(2):
+        with pytest.raises(ft.TuningError, match="have the path 'kernel'"):
+            optimizer.get_config()
+        optimizer.build(variables)
+
+
+def test_state_of_another_number_of_variables_is_refused():
+    """The same selection among more variables is another: what is trained follows from positions."""
+    first, second = keras.Variable(start()), keras.Variable(start(1))
+    one, two = (ft.SelectiveOptimizer(K.Adam(), [(first, np.s_[1])]) for _ in range(2))
+    one.build([first])
+    two.build([first, second])
+    state = {}
+    one.save_own_variables(state)
+    with pytest.raises(ft.TuningError, match="another selection"):
+        two.load_own_variables(state)
 
 
 def test_configuration():

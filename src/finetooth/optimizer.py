@@ -10,11 +10,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from .backends import backend
 from .errors import TuningError
 from .indexing import view
 from .part import Part, check_trainable
-from .place import Place, wide
+from .place import Place, assign_whole, wide
 from .region import Region, Whole
 from .selection import Selection
 from .wrapping import Wrapper, built_state, copy_of
@@ -33,7 +32,8 @@ class SelectiveOptimizer(Wrapper):
     Args:
         inner_optimizer: Any Keras optimizer that has not been used yet.
         selection: A `Selection`, a mapping from variable paths to what `Part` takes as `at`, or pairs of a variable
-            and such an `at`. Variables that do not occur are frozen.
+            and such an `at`. Variables that do not occur are frozen. A path is the whole path of a variable; only the
+            model's name, with which the paths of all variables begin or do not, may be left out.
 
     >>> import keras, numpy as np, finetooth as ft
     >>> table = keras.Variable(np.ones((4, 2), "float32"), name="table")
@@ -47,6 +47,7 @@ class SelectiveOptimizer(Wrapper):
         super().__init__(inner_optimizer, name)
         # Past Keras' tracking, which wraps lists and dictionaries.
         self.__dict__["_wanted"] = _wanted(selection)
+        self.__dict__["_paths"] = _paths_known_to(selection)  # of all variables to come, in order, or empty
         self.__dict__["_parts"] = {}
         self.__dict__["_seen"] = {}  # what the inner optimizer is given in the place of each variable, by position
 
@@ -140,33 +141,41 @@ class SelectiveOptimizer(Wrapper):
         return new
 
     def get_config(self) -> dict[str, Any]:
-        selection = {}
-        for key, index in self._wanted:
-            name = key if isinstance(key, str) else getattr(key, "path", getattr(key, "name", None))
+        selection: dict[str, Any] = {}
+        matched = [(self._paths[i], region) for i, region in self._regions.items()] if self.built else self._wanted
+        for key, index in matched:
+            name = _name(key)
             shape = index.shape if isinstance(index, Region) else getattr(key, "shape", None)
-            if name is None or shape is None:
+            if not name or shape is None:
                 raise TuningError("A selection is saved by paths of variables and regions; give a Selection instead.")
+            if name in selection:
+                raise TuningError(f"Two selected variables have the path {name!r}; only paths are saved. Rename one.")
             selection[name] = view(shape, index).region.to_dict()
-        return {**super().get_config(), "selection": selection}
+        return {**super().get_config(), "selection": selection, "paths": self._paths}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> SelectiveOptimizer:
         config = cls.with_inner(config, custom_objects)
         config["selection"] = {path: Region.from_dict(region) for path, region in config["selection"].items()}
-        return cls(**config)
+        paths = config.pop("paths", [])
+        optimizer = cls(**config)
+        optimizer.__dict__["_paths"] = paths
+        return optimizer
 
     def save_own_variables(self, store: Any) -> None:
         super().save_own_variables(store)
-        store["selection"] = self._digest
+        if self.built:
+            store["selection"] = self._digest
 
     def load_own_variables(self, store: Any) -> None:
         """Load the state, which must be that of the same selection."""
-        if "selection" not in store.keys() or not np.array_equal(np.array(store["selection"]), self._digest):
+        saved = store.keys()
+        if saved and ("selection" not in saved or not np.array_equal(np.array(store["selection"]), self._digest)):
             raise TuningError(
                 f"The saved state of {self.name!r} belongs to another selection. Use the one it was saved with, or "
                 "train with a new optimizer."
             )
-        super().load_own_variables({key: store[key] for key in store.keys() if key != "selection"})
+        super().load_own_variables({key: store[key] for key in saved if key != "selection"})
 
     def _state_by_variable(self) -> dict[int, list[Any]]:
         """What the inner optimizer keeps for the elements of each variable."""
@@ -183,12 +192,21 @@ class SelectiveOptimizer(Wrapper):
     def _matched(self, variables: list[Any]) -> dict[int, Region]:
         """The region of each variable that has one, by position. What is selected must be among the variables."""
         regions: dict[int, Region] = {}
+        names = [_name(variable) for variable in variables]
+        if _are_the_same(self._paths, names):
+            names = self._paths
+        self.__dict__["_paths"] = names
         for key, index in self._wanted:
-            found = [i for i, variable in enumerate(variables) if _is(variable, key)]
+            if isinstance(key, str):
+                found = _positions(key, names)
+            else:
+                found = [i for i, variable in enumerate(variables) if variable is key]
             if len(found) != 1:
+                problem = f"several of the variables could be meant: {[names[i] for i in found]}"
+                if not found:
+                    problem = f"none of the variables has that path: {names}"
                 raise TuningError(
-                    f"{_name(key)!r} is selected, and {'several' if found else 'none'} of the variables given have "
-                    f"that path: {[_name(variable) for variable in variables]}."
+                    f"{_name(key)!r} is selected, and {problem}. Give a whole path, or a pair (variable, index)."
                 )
             (i,) = found
             region = view(variables[i].shape, index).region
@@ -203,7 +221,7 @@ class SelectiveOptimizer(Wrapper):
             dtype=wide(keras.backend.standardize_dtype(variable.dtype)),
             name=f"{_name(variable).replace('/', '_').replace(':', '_')}_part",
         )
-        _set(compact, keras.ops.cast(part.read(), compact.dtype))
+        assign_whole(compact, keras.ops.cast(part.read(), compact.dtype))
         return compact
 
     def _refresh(self, positions: Iterable[int]) -> None:
@@ -213,7 +231,7 @@ class SelectiveOptimizer(Wrapper):
                 part, compact = self._parts[i], self._seen[i]
                 now, known = part.read(), keras.ops.convert_to_tensor(compact)
                 same = keras.ops.equal(keras.ops.cast(known, now.dtype), now)
-                _set(compact, keras.ops.where(same, known, keras.ops.cast(now, compact.dtype)))
+                assign_whole(compact, keras.ops.where(same, known, keras.ops.cast(now, compact.dtype)))
 
     def _inner_pairs(
         self, grads: Sequence[Any], positions: Sequence[int], leave_out_missing: bool = True
@@ -238,7 +256,7 @@ class SelectiveOptimizer(Wrapper):
             if constraint is not None:
                 whole = keras.ops.convert_to_tensor(self.trained[i])
                 value = part.gather(constraint(part.place.scatter(whole, value)))
-                _set(self._seen[i], keras.ops.cast(value, self._seen[i].dtype))
+                assign_whole(self._seen[i], keras.ops.cast(value, self._seen[i].dtype))
             part.assign(value)
 
 
@@ -259,21 +277,34 @@ def _wanted(selection: Any) -> list[tuple[Any, Any]]:
     )
 
 
-def _set(variable: Any, value: Any) -> None:
-    backend.write(variable, Place(Whole(variable.shape)), value)
-
-
 def _trains_itself(variable: Any, region: Region) -> bool:
     dtype = keras.backend.standardize_dtype(variable.dtype)
     return isinstance(variable, keras.Variable) and isinstance(region, Whole) and wide(dtype) == dtype
 
 
-def _is(variable: Any, key: Any) -> bool:
-    if not isinstance(key, str):
-        return variable is key
-    # Keras' paths begin with the model's name or not, depending on when a layer was built.
-    path = _name(variable)
-    return f"/{path}".endswith(f"/{key}") or f"/{key}".endswith(f"/{path}")
+def _paths_known_to(selection: Any) -> list[str]:
+    """The paths of all weights of a selection's model."""
+    if not isinstance(selection, Selection):
+        return []
+    return [_name(path if (v := weight.variable()) is None else v) for path, weight in selection.weights.items()]
+
+
+def _positions(path: str, names: list[str]) -> list[int]:
+    """Which of the variables a path names: in full, or without the model's name.
+
+    Keras' paths begin with that or not, depending on when a layer was built. It is what all of them begin with.
+    """
+    accepted = {path}
+    first = {name.partition("/")[0] for name in names if "/" in name}
+    if len(first) == 1 and all("/" in name for name in names) and "/" in path:
+        accepted.add(f"{first.pop()}/{path}")
+    return [i for i, name in enumerate(names) if name in accepted]
+
+
+def _are_the_same(saved: list[str], names: list[str]) -> bool:
+    """Whether these are the paths of the same variables in the same order, with or without names of outer models."""
+    ends = ((f"/{a}", f"/{b}") for a, b in zip(saved, names))
+    return len(saved) == len(names) and all(a.endswith(b) or b.endswith(a) for a, b in ends)
 
 
 def _name(variable: Any) -> str:
