@@ -56,7 +56,7 @@ def _holders_alone() -> int | None:
     """
     probe = types.SimpleNamespace(_value=object())
     alone = _holders(probe)
-    others = [probe._value]
+    others = [keras_private.raw_value(probe)]
     return alone if _holders(probe) > alone and others else None
 
 
