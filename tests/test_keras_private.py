@@ -1,8 +1,11 @@
 """The private names of Keras we rely on still are what we think they are."""
 
+from contextlib import ExitStack
+
 import keras
 
 from finetooth.backends import keras_private
+from finetooth.hooks import hooked
 
 
 def model():
@@ -141,3 +144,40 @@ def test_an_optimizer_says_what_it_trains_and_averages():
         assert [id(v) for v in keras_private.trained_by(optimizer)] == [id(v) for v in variables]
         averages = [keras.ops.convert_to_numpy(v).tolist() for v in keras_private.averages_of(optimizer)]
         assert averages == ([[1.0], [2.0, 3.0]] if use_ema else [])
+
+
+def test_an_optimizer_says_what_it_is_made_of():
+    inner = [keras.optimizers.SGD(), keras.optimizers.Adam()]
+    several = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(inner[0], {"a": inner[1]}))
+    scaled = keras.optimizers.LossScaleOptimizer(inner[0])
+    assert keras_private.optimizers_in(scaled) == [scaled, inner[0]]
+    assert set(keras_private.optimizers_in(several)) == {several, *inner}
+
+
+def test_files_are_read_and_written_by_these_functions_of_keras(tmp_path):
+    native, legacy = keras_private.saving_modules()
+    seen = []
+
+    def noting(name):
+        return lambda original, *args, **kwargs: seen.append((name, args)) or original(*args, **kwargs)
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(), keras.losses.MeanSquaredError())
+    save_state, load_state = keras_private.NATIVE_FILES
+    save_hdf5, load_hdf5, load_by_name = keras_private.LEGACY_HDF5
+    with ExitStack() as stack:
+        for module, names in (
+            (native, keras_private.NATIVE_FILES),
+            (legacy, [*keras_private.LEGACY_HDF5, keras_private.LEGACY_OPTIMIZER]),
+        ):
+            for name in names:
+                stack.enter_context(hooked(module, name, noting(name)))
+        for name in ("m.weights.h5", "m.h5"):
+            (model.save_weights if "weights" in name else model.save)(tmp_path / name)
+            model.load_weights(tmp_path / name)
+        model.load_weights(tmp_path / "m.h5", by_name=True)
+    for name in (save_state, load_state):
+        assert {id(args[0]) for which, args in seen if which == name} >= {id(model), id(model.optimizer)}
+    for name in (save_hdf5, load_hdf5, load_by_name):
+        assert [any(value is model for value in args) for which, args in seen if which == name] == [True]
+    assert [args[1] for which, args in seen if which == keras_private.LEGACY_OPTIMIZER] == [model.optimizer]

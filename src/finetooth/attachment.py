@@ -7,12 +7,13 @@ variables' class (`reading.compose`), the lists of weights, and a few methods of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
 
+from . import saving
 from .backends import backend, keras_private
 from .errors import TuningError
 from .guarding import guarded_steps
@@ -26,6 +27,7 @@ from .trained import Trained
 
 Layers = Mapping[keras.Layer, frozenset[int]]  # every layer, outer ones first, with the ids of the weights inside it
 Owned = Mapping[keras.Layer, list[Trained]]  # every layer, with the parts of its own variables
+Flags = Sequence[tuple[keras.Layer | keras.Variable, bool]]  # what is trainable
 
 
 def statistics_of(layer: keras.Layer) -> list[keras.Variable]:
@@ -65,8 +67,11 @@ def attached(
     with ExitStack() as stack:
         for layer in layers:
             stack.enter_context(_marked(layer))
-        stack.enter_context(_flags(model, layers, parts, themselves, moving))
+        stack.enter_context(saving.optimizer_saved_if_plain(model))
+        stack.enter_context(saving.plain_files())
+        before = stack.enter_context(_flags(model, layers, parts, themselves, moving))
         stack.enter_context(_listed(layers, parts))
+        stack.enter_context(saving.plain_view(layers, lambda: _as_before(before, _owned(layers, parts))))
         for part in parts:
             stack.enter_context(compose.composed(part))
         rules = {} if only_composed else _rules(layers, parts)
@@ -86,6 +91,7 @@ def sharing(model: keras.Model, parts: Collection[Trained], names: Mapping[Train
     layers = {layer: frozenset(id(v) for v in layer.weights) for layer in keras_private.layers_of(model)}
     owned = _owned(layers, parts)
     with ExitStack() as stack:
+        stack.enter_context(saving.optimizer_saved_if_plain(model))
         stack.enter_context(backend.listing(model, [part.variable for part in parts]))
         _hook_weight_lists(stack, model, [], lambda: _hidden(owned))
         stack.enter_context(_training(model, _merged(parts, names)))
@@ -114,8 +120,11 @@ def _flags(
     parts: Collection[Trained],
     themselves: Collection[keras.Variable],
     moving: Collection[keras.Variable],
-) -> Iterator[None]:
-    """Layers with something to train are trainable, variables that train themselves are, and nothing else is."""
+) -> Iterator[Flags]:
+    """Layers with something to train are trainable, variables that train themselves are, and nothing else is.
+
+    Gives the flags as they were before.
+    """
     trained = {id(part.base) for part in parts} | {id(v) for v in themselves}
     weights = list(weights_by_path(model).values())
     before = [(layer, layer.trainable) for layer in layers], [(v, v.trainable) for v in weights]
@@ -129,7 +138,7 @@ def _flags(
         with ExitStack() as stack:
             for layer, trainable in before[0]:
                 stack.enter_context(hooked(layer, "get_config", _with_flag(trainable)))
-            yield
+            yield [*before[0], *before[1]]
     finally:
         for layer, trainable in before[0]:
             keras_private.set_trainable(layer, trainable)
@@ -182,6 +191,20 @@ def _hidden(owned: Owned) -> Iterator[None]:
         yield
     finally:
         _each(keras_private.track, owned)
+
+
+@contextmanager
+def _as_before(flags: Flags, owned: Owned) -> Iterator[None]:
+    """While open, no part is listed, and what was trainable is: Keras orders weights in HDF5 files by these flags."""
+    during = [(each, each.trainable) for each, _ in flags]
+    with _hidden(owned):
+        try:
+            for each, trainable in flags:
+                keras_private.set_trainable(each, trainable)
+            yield
+        finally:
+            for each, trainable in during:
+                keras_private.set_trainable(each, trainable)
 
 
 def _hook_weight_lists(stack: ExitStack, layer: keras.Layer, owned: list[Trained], hidden: Any) -> None:
@@ -265,7 +288,7 @@ def _rematerializing(original: Any, call: Any, *args: Any, **kwargs: Any) -> Any
 
 @contextmanager
 def _training(model: keras.Model, merging: Collection[Trained]) -> Iterator[None]:
-    """No optimizer from before is used on the parts, none is saved with them, and no step that fails loses weights.
+    """No optimizer from before is used on the parts, and no step that fails loses weights.
 
     State that is passed to the model has the parts in `merging` put in: not the rows of a table, which nobody reads
     merged, or a step without leave to write in place would copy the table.
@@ -279,9 +302,6 @@ def _training(model: keras.Model, merging: Collection[Trained]) -> Iterator[None
                 f"{model.name!r} was compiled before tune(), and its optimizer {stale.name!r} already holds the state "
                 "of other variables. Call model.compile(...) with a new optimizer inside the tuning, then fit."
             )
-        if model.optimizer is not None:
-            # For good: what it holds is of the parts, and a file of the plain model could not be loaded with it.
-            model.optimizer.__dict__["save_own_variables"] = _save_nothing
         return original(*args, **kwargs)
 
     def as_state(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -293,19 +313,10 @@ def _training(model: keras.Model, merging: Collection[Trained]) -> Iterator[None
         stack.enter_context(hooked(model, "make_train_function", make_train_function))
         stack.enter_context(hooked(model, "stateless_call", compose.with_merged_state(model, merging)))
         stack.enter_context(hooked(model, "export", _refusing("An exported model", lambda path: True)))
-        stack.enter_context(hooked(model, "save", _refusing("A whole-model HDF5 file", _is_hdf5)))
         for name in keras_private.JAX_STATE:
             if hasattr(model, name):
                 stack.enter_context(hooked(model, name, as_state))
         yield
-
-
-def _save_nothing(store: Any) -> None:
-    """An optimizer of parts has no state that a plain model could use."""
-
-
-def _is_hdf5(path: Any) -> bool:
-    return str(path).endswith((".h5", ".hdf5")) and not str(path).endswith(".weights.h5")
 
 
 def _refusing(what: str, when: Callable[[Any], bool]) -> Callable[..., Any]:

@@ -42,8 +42,12 @@ def made_trainable(layer: keras.Layer) -> list[keras.Variable]:
     return list(layer._trainable_variables)
 
 
-def set_trainable(layer: keras.Layer, trainable: bool) -> None:
-    """The flag of this layer alone; the public setter also overwrites those of all its weights and inner layers."""
+def set_trainable(layer: keras.Layer | keras.Variable, trainable: bool) -> None:
+    """The flag of this layer or variable alone.
+
+    The public setter of a layer also overwrites those of all its weights and inner layers, and that of a variable tells
+    PyTorch.
+    """
     layer._trainable = trainable
 
 
@@ -209,6 +213,29 @@ def trained_by(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     return list(optimizer._trainable_variables)
 
 
+def optimizers_in(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
+    """The optimizer and those that it is made of."""
+    inner = (
+        [optimizer.inner_optimizer] if hasattr(optimizer, "inner_optimizer") else getattr(optimizer, "optimizers", [])
+    )
+    return [optimizer, *(member for each in inner for member in optimizers_in(each))]
+
+
 def averages_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     """The moving averages of the variables that an optimizer was built for; empty where it keeps none."""
     return list(optimizer._model_variables_moving_average) if optimizer.use_ema else []
+
+
+NATIVE_FILES = ("_save_state", "_load_state")  # functions that save and load each layer or optimizer of a model
+LEGACY_HDF5 = (  # functions that read or write all weights of a model, in an order that depends on trainable flags
+    "save_model_to_hdf5",
+    "load_weights_from_hdf5_group",
+    "load_weights_from_hdf5_group_by_name",
+)
+LEGACY_OPTIMIZER = "save_optimizer_weights_to_hdf5_group"
+
+
+def saving_modules() -> tuple[Any, Any]:
+    """Keras' modules for .keras and .weights.h5 files, and for legacy HDF5 files."""
+    modules = keras.saving.save_model.__globals__
+    return modules["saving_lib"], modules["legacy_h5_format"]
