@@ -6,6 +6,8 @@ and masks are made from the plain form of a selection. Only the names of weights
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import keras
 import numpy as np
 
@@ -84,3 +86,13 @@ def moved_inside(before: dict, after: dict, selection: ft.Selection) -> dict[str
     """How many selected elements changed, by path."""
     changed = {path: differing(before[path], after[path]) for path in selection}
     return {path: int((changed[path] & mask_of(region)).sum()) for path, region in selection.items()}
+
+
+def check_steps(after: dict, expected: dict, before: dict, trained: Iterable[str], share: float) -> None:
+    """Two trainings have moved every weight alike, up to a share of its largest step; and those trained have moved."""
+    for path, start in before.items():
+        start = np.asarray(start, np.float64)
+        step, wanted = (np.asarray(weights[path], np.float64) - start for weights in (after, expected))
+        largest = np.abs(wanted).max()
+        assert largest > 0 or path not in trained, path
+        np.testing.assert_allclose(step, wanted, rtol=0, atol=share * largest, err_msg=path)

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from helpers import moved_outside, values
+from helpers import check_steps, moved_outside, values
 
 import finetooth as ft
 from finetooth.reading import points
@@ -123,7 +123,7 @@ def test_precisions(dtype, way):
     by_rule, before, _ = trained("dense", way, "auto", dtype)
     composed, _, name = trained("dense", way, "composed", dtype)
     assert name == "dense"
-    np.testing.assert_allclose(by_rule - before, composed - before, rtol=0.1, atol=4e-3)
+    check_steps({"kernel": by_rule}, {"kernel": composed}, {"kernel": before}, ["kernel"], 0.05)
 
 
 def test_what_is_not_a_matrix_product_is_composed():
