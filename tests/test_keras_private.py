@@ -181,3 +181,42 @@ def test_files_are_read_and_written_by_these_functions_of_keras(tmp_path):
     for name in (save_hdf5, load_hdf5, load_by_name):
         assert [any(value is model for value in args) for which, args in seen if which == name] == [True]
     assert [args[1] for which, args in seen if which == keras_private.LEGACY_OPTIMIZER] == [model.optimizer]
+
+
+def test_a_layer_hears_of_every_attribute_that_is_set_on_it():
+    heard = []
+
+    def hear(name, value):
+        heard.append(name)
+        return name, value
+
+    layer = keras.layers.Dense(2)
+    layer.__dict__[keras_private.SET] = hear
+    layer.trainable, layer.dtype_policy = False, "mixed_bfloat16"
+    assert heard[0] == "trainable" and "dtype_policy" in heard and not layer.trainable
+
+
+def test_an_optimizer_is_unbuilt_as_if_it_had_not_been_built():
+    def make():
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1, gradient_accumulation_steps=2))
+
+    optimizer, new = make(), make()
+    first, other = keras.Variable([1.0]), keras.Variable([1.0, 2.0])
+    optimizer.build([first])
+    assert [int(v) for v in keras_private.step_counts(optimizer)] == [0, 0]
+    keras_private.unbuild(optimizer, new)
+    assert not optimizer.built and len(optimizer.variables) == len(new.variables)
+    for each in (optimizer, new):
+        each.build([other])
+        each.inner_optimizer.apply([keras.ops.ones(2)], [other])
+    assert [v.shape for v in optimizer.variables] == [v.shape for v in new.variables]
+    assert keras_private.trained_by(optimizer) == [other]
+    assert [int(v) for v in keras_private.step_counts(optimizer)] == [0, 1]
+
+
+def test_variables_of_lora_are_those_that_enable_lora_adds():
+    layers = [keras.layers.Dense(3, name="a"), keras.layers.Dense(2, name="b")]
+    outer = keras.Sequential([keras.Input((4,)), *layers])
+    assert keras_private.lora_ids(outer) == set()
+    layers[1].enable_lora(1)
+    assert keras_private.lora_ids(outer) == {id(layers[1].lora_kernel_a), id(layers[1].lora_kernel_b)}

@@ -205,3 +205,17 @@ def test_a_model_whose_automatic_names_differ_is_refused_with_the_way_out():
     copy.set_weights(model.get_weights())
     tuning.patch.revert(copy)
     assert ft.diff(copy, model).size == tuning.patch["dense/kernel"].moved
+
+
+def test_the_patch_of_a_reverted_tuning_changes_nothing():
+    model = network()
+    before = values(model)
+    with ft.tune(model, "in/kernel[:, 1:3]") as tuning:
+        model.compile(keras.optimizers.SGD(1.0), "mse", run_eagerly=keras.backend.backend() != "jax")
+        model.train_on_batch(np.ones((4, 5)), np.ones((4, 3)))
+        assert tuning.patch["in/kernel"].moved > 0
+        tuning.revert()
+    change = tuning.patch["in/kernel"]
+    assert change.moved == 0 and (change.new == before["in/kernel"][:, 1:3]).all()
+    tuning.patch.apply(model)
+    assert all((before[path] == value).all() for path, value in values(model).items())

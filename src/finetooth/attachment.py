@@ -20,10 +20,12 @@ from .guarding import guarded_steps
 from .hooks import hooked
 from .models import training_made_anew
 from .naming import weights_by_path
+from .optimizing import check_optimizer, renewed_after
 from .reading import compose, embedding
 from .reading.rule import Rule
 from .reading.rules import rule_for
 from .trained import Trained
+from .unchanged import check_unchanged, unchanged
 
 Layers = Mapping[keras.Layer, frozenset[int]]  # every layer, outer ones first, with the ids of the weights inside it
 Owned = Mapping[keras.Layer, list[Trained]]  # every layer, with the parts of its own variables
@@ -70,6 +72,7 @@ def attached(
         stack.enter_context(saving.optimizer_saved_if_plain(model))
         stack.enter_context(saving.plain_files())
         before = stack.enter_context(_flags(model, layers, parts, themselves, moving))
+        stack.enter_context(unchanged(model, layers))
         stack.enter_context(_listed(layers, parts))
         stack.enter_context(saving.plain_view(layers, lambda: _as_before(before, _owned(layers, parts))))
         for part in parts:
@@ -134,8 +137,10 @@ def _flags(
         keras_private.set_trainable(layer, bool(trained & inside) and not keeps_statistics)
     for variable in weights:
         variable.trainable = any(variable is v for v in themselves)
+    frozen = [variable for variable in weights if not variable.trainable]
     try:
         with ExitStack() as stack:
+            stack.enter_context(backend.without_gradients(frozen))
             for layer, trainable in before[0]:
                 stack.enter_context(hooked(layer, "get_config", _with_flag(trainable)))
             yield [*before[0], *before[1]]
@@ -288,20 +293,16 @@ def _rematerializing(original: Any, call: Any, *args: Any, **kwargs: Any) -> Any
 
 @contextmanager
 def _training(model: keras.Model, merging: Collection[Trained]) -> Iterator[None]:
-    """No optimizer from before is used on the parts, and no step that fails loses weights.
+    """Only an optimizer that fits is used on the parts, and no step that fails loses weights.
 
     State that is passed to the model has the parts in `merging` put in: not the rows of a table, which nobody reads
     merged, or a step without leave to write in place would copy the table.
     """
-    optimizer = getattr(model, "optimizer", None)
-    stale = optimizer if optimizer is not None and optimizer.built else None
+    check = check_unchanged(model)
 
     def make_train_function(original: Any, *args: Any, **kwargs: Any) -> Any:
-        if stale is not None and model.optimizer is stale:
-            raise TuningError(
-                f"{model.name!r} was compiled before tune(), and its optimizer {stale.name!r} already holds the state "
-                "of other variables. Call model.compile(...) with a new optimizer inside the tuning, then fit."
-            )
+        check()
+        check_optimizer(model)
         return original(*args, **kwargs)
 
     def as_state(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -309,6 +310,7 @@ def _training(model: keras.Model, merging: Collection[Trained]) -> Iterator[None
             return original(*args, **kwargs)
 
     with ExitStack() as stack:
+        stack.enter_context(renewed_after(model))
         stack.enter_context(guarded_steps(model, "train", "test", "predict"))
         stack.enter_context(hooked(model, "make_train_function", make_train_function))
         stack.enter_context(hooked(model, "stateless_call", compose.with_merged_state(model, merging)))

@@ -181,6 +181,8 @@ def check_trainable(variable: Any, name: str) -> None:
     if not keras.backend.is_float_dtype(dtype):
         raise PartError(f"{name!r} holds {dtype}, which gradients do not train. Use read and assign.")
     if not getattr(variable, "trainable", getattr(variable, "requires_grad", True)):
+        if hasattr(variable, keras_private.TUNED):
+            raise PartError(f"{name!r} is frozen while its model is being tuned. Call finish() or revert() first.")
         raise PartError(f"{name!r} is not trainable. Make it so, or use read and assign.")
 
 

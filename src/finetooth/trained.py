@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from . import bits
 from .backends import backend, keras_private
 from .place import Place, wide
 from .region import Region
@@ -17,17 +18,22 @@ class Trained:
     """A region of a base variable as a small trainable variable of its own.
 
     The compact variable has the region's shape and the base's dtype, or float32 where the base is of lower precision,
-    so that small updates are not rounded away. The base variable's regularizer and constraint act on the merged
-    tensor, as they would on a plain variable, and reach the compact one as far as its elements go.
+    so that small updates are not rounded away. A variable of an earlier tuning may be used again. The base variable's
+    regularizer and constraint act on the merged tensor, as they would on a plain variable, and reach the compact one as
+    far as its elements go.
     """
 
-    def __init__(self, base: keras.Variable, region: Region, value: np.ndarray):
+    def __init__(self, base: keras.Variable, region: Region, value: np.ndarray, variable: keras.Variable | None = None):
         self.base = base
         self.region = region
         self.place = Place(region)
         dtype = wide(keras.backend.standardize_dtype(base.dtype))
         *scopes, name = base.path.split("/")
-        self.variable = _variable_in(scopes, value.astype(dtype), dtype, f"{name}_part")
+        if variable is None:
+            self.variable = _variable_in(scopes, value.astype(dtype), dtype, f"{name}_part")
+        else:
+            self.variable = variable
+            self._reset(value)
         setattr(self.variable, keras_private.PART, True)
         self.link = backend.Link(self)
         if base.regularizer is not None:
@@ -55,6 +61,11 @@ class Trained:
         if self._frozen is not None:
             self._frozen = _copy(base_value)
             self.on_frozen_changed()
+
+    def _reset(self, value: np.ndarray) -> None:
+        """Set the part to values of the base's dtype. Elements that round to theirs already keep their precision."""
+        known = np.array(keras.ops.convert_to_numpy(self.variable))
+        self.variable.assign(np.where(bits.differing(self.current(), value), value.astype(known.dtype), known))
 
     def _constrained(self, variable: Any) -> Any:
         """Apply the base's constraint to the merged tensor, and return the part's elements of it."""

@@ -14,7 +14,8 @@ import keras
 from .attachment import attached, moving_statistics
 from .backends import backend, keras_private
 from .errors import TuningError
-from .naming import selectable
+from .naming import selectable, weights_by_path
+from .optimizing import remember, remembered
 from .patch import Change, Patch
 from .place import read_region, wide, write_region
 from .prefix import Split, splitting
@@ -66,7 +67,8 @@ def tune(
         raise TuningError(f'`reading` is "auto" or "composed"; received {reading!r}.')
     if keras_private.is_tuned(model):
         raise TuningError(
-            f"{model.name!r}, or a layer of it, is being tuned already. Call finish() or revert() on that tuning first."
+            f"{model.name!r}, or a layer or weight of it, is being tuned already. Call finish() or revert() on that "
+            "tuning first."
         )
     return Tuning(model, select(model, *what), statistics, reading)
 
@@ -100,7 +102,7 @@ class Tuning(Shown):
         self._split: Split | None = None
         with backend.creation_scope(model):
             self._parts = {
-                path: Trained(variable, selection[path], self._old[path])
+                path: Trained(variable, selection[path], self._old[path], remembered(model, variable, selection[path]))
                 for path, variable in self._selected.items()
                 if not _trains_itself(variable, selection[path])
             }
@@ -110,6 +112,7 @@ class Tuning(Shown):
             context = attached(model, self._parts.values(), themselves, self._moving.values(), reading == "composed")
             self._rules = stack.enter_context(context)
             self._attached = stack.pop_all()
+        remember(model, self._parts.values())
 
     @property
     def active(self) -> bool:
@@ -208,11 +211,15 @@ class Tuning(Shown):
 
     def _caption(self) -> Sequence[str]:
         selection = self.selection
+        by_lora = keras_private.lora_ids(self.model)
+        lora = [path for path, variable in weights_by_path(self.model).items() if id(variable) in by_lora]
+        frozen = [path for path in lora if path not in selection]
         return (
             f"trains {selection.size:,} of {selection.total:,} elements ({share(selection.size, selection.total)}); "
             f"{size(4 * selection.size)} for each optimizer slot, such as a momentum",
             "gradient: own, as in plain Keras; dense, of all of it, then gathered; any other, of the part alone",
             f"statistics that move: {', '.join(self._moving) or 'none'}",
+            *([f"LoRA variables that stay frozen: {', '.join(frozen) or 'none'}"] if lora else []),
         )
 
     def summary(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from .backends import backend
+from .backends import backend, keras_private
 from .errors import TuningError
 from .hooks import hooked
 
@@ -35,6 +35,7 @@ class Wrapper(keras.optimizers.Optimizer):
         """Which of the variables that the optimizer is built for these are, building it if need be."""
         if variables is None:
             variables = self.trained
+        _check_not_frozen(variables)
         if not self.built:
             with backend.outside_of_graphs(), keras.name_scope(self.name):
                 self.build(variables)
@@ -56,6 +57,7 @@ class Wrapper(keras.optimizers.Optimizer):
             raise TuningError("stateless_apply is not supported by Keras' optimizers on TensorFlow. Use apply.")
         if not self.built:
             raise TuningError(f"Call {type(self).__name__}.build(variables) before stateless_apply.")
+        _check_not_frozen(self.trained)
         for given, own, what in (
             (optimizer_variables, self.variables, "optimizer"),
             (trainable_variables, self.trained, "trainable"),
@@ -128,6 +130,16 @@ class Wrapper(keras.optimizers.Optimizer):
                 f"{len(variables)} of other shapes, or another number, are expected."
             )
         super().load_own_variables(store)
+
+
+def _check_not_frozen(variables: Sequence[Any]) -> None:
+    """No optimizer moves what a tuning keeps as it is, or trains in a part."""
+    frozen = [v for v in variables if hasattr(v, keras_private.TUNED) and not v.trainable]
+    if frozen:
+        raise TuningError(
+            f"{frozen[0].path!r} is frozen while its model is being tuned. Call finish() or revert() first, or train "
+            "model.trainable_variables."
+        )
 
 
 def _fits(given: Any, wanted: Any) -> bool:

@@ -183,6 +183,9 @@ class Backend(Protocol):
     def creation_scope(self, model: keras.Model) -> AbstractContextManager[Any]:
         """Where variables that belong to the model must be created."""
 
+    def without_gradients(self, variables: Sequence[keras.Variable]) -> AbstractContextManager[Any]:
+        """Context manager: the variables hold no gradients of an earlier backward pass (torch only)."""
+
     def foreign_reads(self, layer: keras.Layer) -> AbstractContextManager[Any]:
         """While open, code that reads the layer's weights past Keras (a torch module) sees their Keras values."""
 

@@ -301,6 +301,10 @@ def creation_scope(model: keras.Model) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
+def without_gradients(variables: Sequence[keras.Variable]) -> AbstractContextManager[Any]:
+    return nullcontext()
+
+
 def foreign_reads(layer: keras.Layer) -> AbstractContextManager[Any]:
     return nullcontext()
 

@@ -17,7 +17,8 @@ PART = "_finetooth_part"  # attribute of the compact variables, which are no wei
 COMPOSED = "_finetooth_composed_with"  # attribute of variables that are read as base and part
 JAX_STATE = ("jax_state_sync", "_get_jax_state")  # by which `fit` on JAX takes and returns what variables hold
 TORCH_PARAMETERS = ("_torch_params", "_track_variables")  # what a layer on PyTorch lists, and what makes the list
-TUNED = "_finetooth_tuned"  # attribute of layers that are being tuned
+TUNED = "_finetooth_tuned"  # attribute of layers, and of variables, of models that are being tuned
+SET = "_setattr_hook"  # the method by which a layer hears of every attribute that is set on it
 GATE = "_finetooth_gate"  # attribute of gates, whose own variables are no weights of the model
 FLAG_OF = "_finetooth_flag_of"  # attribute of the variable by which a gate tells optimizers whether it is open
 
@@ -40,6 +41,12 @@ def own_variables(layer: keras.Layer) -> list[keras.Variable]:
 def made_trainable(layer: keras.Layer) -> list[keras.Variable]:
     """The layer's own weights that were created to be trained, whether or not they are frozen now."""
     return list(layer._trainable_variables)
+
+
+def lora_ids(layer: keras.Layer) -> set[int]:
+    """The ids of the variables that `enable_lora` has added to the layer and the layers inside it."""
+    enabled = [inner for inner in layers_of(layer) if getattr(inner, "lora_enabled", False)]
+    return {id(v) for inner in enabled for v in own_variables(inner) if v.name.startswith("lora_")}
 
 
 def set_trainable(layer: keras.Layer | keras.Variable, trainable: bool) -> None:
@@ -87,8 +94,8 @@ def has_scoped_value(variable: keras.Variable) -> bool:
 
 
 def is_tuned(model: keras.Layer) -> bool:
-    """Whether the model, or a layer of it, is being tuned."""
-    return any(TUNED in layer.__dict__ for layer in layers_of(model))
+    """Whether the model, or a layer or weight of it, is being tuned."""
+    return any(TUNED in layer.__dict__ for layer in layers_of(model)) or any(hasattr(v, TUNED) for v in model.weights)
 
 
 def calls_of(model: keras.Model) -> list[Any] | None:
@@ -239,3 +246,18 @@ def saving_modules() -> tuple[Any, Any]:
     """Keras' modules for .keras and .weights.h5 files, and for legacy HDF5 files."""
     modules = keras.saving.save_model.__globals__
     return modules["saving_lib"], modules["legacy_h5_format"]
+
+
+def step_counts(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """How often the optimizer, and those that it is made of, were applied, accumulating steps included."""
+    return [member._iterations for member in optimizers_in(optimizer)]
+
+
+def unbuild(optimizer: keras.optimizers.Optimizer, new: keras.optimizers.Optimizer) -> None:
+    """Let an optimizer be as if `build` had not been called. `new` is an unbuilt copy: it has what stays."""
+    for member, other in zip(optimizers_in(optimizer), optimizers_in(new)):
+        for variable in member._variables[len(other._variables) :]:
+            member._tracker.untrack(variable)
+        member._trainable_variables = []
+        member._trainable_variables_indices = {}
+        member.built = False

@@ -256,6 +256,10 @@ def creation_scope(model: keras.Model) -> AbstractContextManager[Any]:
     return model.distribute_strategy.scope()
 
 
+def without_gradients(variables: Sequence[keras.Variable]) -> AbstractContextManager[Any]:
+    return nullcontext()
+
+
 def foreign_reads(layer: keras.Layer) -> AbstractContextManager[Any]:
     return nullcontext()
 

@@ -271,6 +271,19 @@ def creation_scope(model: keras.Model) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
+@contextmanager
+def without_gradients(variables: Sequence[keras.Variable]) -> Iterator[None]:
+    parameters = [keras_private.raw_value(variable) for variable in variables]
+    kept = [parameter.grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in zip(parameters, kept):
+            parameter.grad = gradient
+
+
 def foreign_reads(layer: keras.Layer) -> AbstractContextManager[Any]:
     return _module_reads(layer) if isinstance(layer, keras.layers.TorchModuleWrapper) else nullcontext()
 

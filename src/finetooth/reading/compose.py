@@ -123,7 +123,7 @@ def composed(part: Trained) -> Iterator[None]:
     """Context manager: the base variable reads as base merged with part."""
     part.base.__dict__[keras_private.COMPOSED] = part
     try:
-        with _as_kind(part.base, Composed), part.link.opened():
+        with as_kind(part.base, Composed), part.link.opened():
             yield
     finally:
         del part.base.__dict__[keras_private.COMPOSED]
@@ -131,19 +131,22 @@ def composed(part: Trained) -> Iterator[None]:
 
 def settle(part: Trained) -> None:
     """Write the part into its base, which then holds the merged values whether or not anybody reads it through us."""
-    with base_only():
-        backend.write(part.base, part.place, keras.ops.cast(part.variable.value, part.base.dtype))
+    part.link.sync()
+    if not part.link.base_is_current:  # elsewhere a write would round the part to the base's precision
+        with base_only():
+            backend.write(part.base, part.place, keras.ops.cast(part.variable.value, part.base.dtype))
 
 
 @contextmanager
 def frozen(variable: keras.Variable) -> Iterator[None]:
     """While open, no layer can assign to the variable."""
-    with _as_kind(variable, Frozen):
+    with as_kind(variable, Frozen):
         yield
 
 
 @contextmanager
-def _as_kind(variable: Any, mixin: type) -> Iterator[None]:
+def as_kind(variable: Any, mixin: type) -> Iterator[None]:
+    """Context manager: the variable is of a class of its own, derived from the mixin and the class it had."""
     kind = type(variable)
     variable.__class__ = _with(mixin, kind)  # type: ignore[arg-type]
     try:
