@@ -422,3 +422,43 @@ def test_bad_input_is_refused_and_changes_nothing():
         model.fit(x, y, verbose=0)
     for one, other in zip(model.get_weights(), start):
         np.testing.assert_array_equal(one, other)
+
+
+def test_the_loss_of_an_epoch_counts_every_example_once():
+    x, y = data(41)  # two batches of 16 and one of 9
+    model, optimizer = plain(), keras.optimizers.SGD(0.0)
+    model.compile(optimizer, CROSSENTROPY(), metrics=["accuracy"])
+    expected = model.evaluate(x, y, return_dict=True, verbose=0)
+    with ft.selective_backprop(model, 0.25):
+        found = model.fit(x, y, batch_size=16, verbose=0, shuffle=False).history
+    batches = [losses(model, x[i : i + 16], y[i : i + 16]).mean() for i in (0, 16, 32)]
+    assert abs(np.mean(batches) - expected["loss"]) > 1e-3  # which is not the mean over the batches
+    for name in ("loss", "accuracy"):
+        np.testing.assert_allclose(found[name], [expected[name]], rtol=1e-6)
+
+
+def test_the_loss_of_a_sequence_is_the_mean_over_its_tokens():
+    """Padding has large losses here, and short sequences much of it: only by their masks are others the hardest."""
+    rng = np.random.default_rng(4)
+    lengths = np.array([6, 1, 5, 2, 6, 1, 4, 3])
+    tokens = np.where(np.arange(6) < lengths[:, None], rng.integers(1, 9, (8, 6)), 0)
+    y = np.where(tokens == 0, 50.0, rng.normal(size=(8, 6)))[..., None]
+
+    def network():
+        keras.utils.set_random_seed(1)
+        embedding = layers.Embedding(9, 4, mask_zero=True)
+        model = keras.Sequential([keras.Input((6,), dtype="int32"), embedding, layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    model, alone = network(), network()
+    errors = (ops.convert_to_numpy(model(tokens)) - y)[..., 0] ** 2
+    means = (errors * (tokens != 0)).sum(1) / lengths
+    kept, wrong = (np.argsort(-scores, kind="stable")[:2] for scores in (means, errors.mean(1)))
+    assert set(kept) != set(wrong)
+    with ft.selective_backprop(model, 0.25):
+        logs = model.fit(tokens, y, batch_size=8, verbose=0, shuffle=False).history
+    np.testing.assert_allclose(logs["kept_threshold"], [means[kept[-1]]], rtol=1e-5)
+    alone.train_on_batch(tokens[kept], y[kept])
+    for one, other in zip(model.get_weights(), alone.get_weights()):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)

@@ -226,3 +226,12 @@ def test_models_whose_head_is_not_known_are_refused():
         pytest.raises(ft.BatchError, match="'embedding' cannot choose tokens"),
     ):
         model.fit(*text(), verbose=0)
+
+
+def test_what_is_remembered_is_counted_exactly_in_mixed_precision():
+    """Read in bfloat16, a sum would stand still long before the epoch ends."""
+    model = language_model(dtype="mixed_bfloat16", optimizer=keras.optimizers.SGD(0.0))
+    x, y = text(BATCH * 40)
+    with ft.selective_backprop(model, 13 / (BATCH * LENGTH), tokens=True):
+        logs = model.fit(x, y, batch_size=BATCH, verbose=0).history
+    np.testing.assert_allclose(logs["kept_fraction"], [13 / (BATCH * LENGTH)], rtol=1e-6)

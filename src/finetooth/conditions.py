@@ -9,6 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from .backends import keras_private
 from .errors import GateError
 
 
@@ -23,9 +24,6 @@ def check_when(when: Any) -> None:
         if when.trainable:
             raise GateError(f"{when.path!r} is trained. A condition is a keras.Variable(..., trainable=False).")
         truth(when, "when")
-        # On JAX a variable that was made of a Python number changes its type with the first assignment, and what has
-        # been compiled for it would be compiled again.
-        when.assign(ops.convert_to_numpy(when))
     elif is_chance(when):
         if not 0 <= when <= 1:
             raise GateError(f"A number is the chance that the gate is open, from 0 to 1; received {when!r}.")
@@ -39,6 +37,15 @@ def check_when(when: Any) -> None:
             "A condition is a boolean, a number from 0 to 1, a function of the step or a keras.Variable; "
             f"received {when!r} of type {type(when).__name__}."
         )
+
+
+def settle(when: keras.Variable) -> None:
+    """Let a variable keep its type when it is assigned, so that nothing is compiled again. Its value stays as it is.
+
+    JAX gives one that was made of a Python number a weak type, which the first assignment changes.
+    """
+    if getattr(keras_private.raw_value(when), "weak_type", False):
+        when.assign(ops.convert_to_numpy(when))
 
 
 def truth(value: Any, name: str) -> Any:

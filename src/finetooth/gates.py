@@ -13,7 +13,7 @@ from . import conditions, gating, passage
 from .backends import backend, keras_private
 from .errors import GateError
 from .masks import keeping_mask
-from .naming import models_with, selectable
+from .naming import selectable
 from .selecting import head_axes, head_counts
 
 MODES = ("frozen", "stop", "skip")
@@ -97,7 +97,9 @@ class Gate(keras.layers.Wrapper):
         shape = (self.heads,) if self.heads else ()
         self.flag = self.add_weight(shape, initializer="zeros", dtype="float32", autocast=False, name="open")
         setattr(self.flag, keras_private.FLAG_OF, weakref.ref(self))
-        if callable(self.when) and not isinstance(self.when, keras.Variable):
+        if isinstance(self.when, keras.Variable):
+            conditions.settle(self.when)
+        elif callable(self.when):
             self.step = self.add_weight((), initializer="zeros", dtype="int32", trainable=False, name="step")
 
     def call(self, inputs: Any, *args: Any, when: Any = None, training: bool | None = None, **kwargs: Any) -> Any:
@@ -207,11 +209,7 @@ class Gate(keras.layers.Wrapper):
 
     def _guard(self) -> None:
         """Let the optimizers know that may train this gate."""
-        if keras_private.in_stateless_scope():  # as in `fit` on JAX, where the model itself is not called
-            models = models_with([self])
-        else:
-            models = [keras_private.entry_layer(self)]
-        for model in models:
+        for model in gating.running_models(self):
             if getattr(model, "optimizer", None) is not None:
                 gating.guard(model.optimizer)
 
@@ -223,7 +221,7 @@ class Gate(keras.layers.Wrapper):
         # Those below a closed gate get zeros: without a gradient some backends would not train them, and others would.
         below = [x for x in keras.tree.flatten(args) if _is_float(x)] if shut and self.closed == "stop" else []
         said = ops.convert_to_tensor(opened)
-        said = ops.cast(said if self.heads or not len(said.shape) else ops.any(said), "float32")
+        said = ops.cast(said if self.heads or not len(said.shape) else ops.any(said), "float32") * passage.FAINT
         flag = ops.convert_to_tensor(self.flag)
 
         def telling(y: Any) -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from types import FrameType
 from typing import Any, NamedTuple
 
 import keras
@@ -15,7 +17,7 @@ from .errors import GateError, TuningError
 from .hooks import hooked
 from .wrapping import Wrapper
 
-GUARDED = "_finetooth_guarded"  # attribute of optimizers that know gates
+GUARDED = "_finetooth_guarded"  # attribute of optimizers that know gates: what they remember of their state
 
 
 class Slot(NamedTuple):
@@ -33,19 +35,69 @@ def guard(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     the optimizer runs as it is. If one is closed it runs for the rest; or, where it would not leave the others alone or
     heads are apart, it runs and all that belongs to a closed gate becomes what it was.
     """
-    inner = optimizer
+    inner, scaling = optimizer, []
     while hasattr(inner, "inner_optimizer"):
         if isinstance(inner, Wrapper):
             raise TuningError(
                 f"{type(inner).__name__} does not know gates. Train a model with gates by its inner optimizer."
             )
+        scaling.append(inner)
         inner = inner.inner_optimizer
     if not isinstance(inner, keras.optimizers.Optimizer):
         raise GateError(f"Expected a Keras optimizer; received {inner!r}.")
-    if GUARDED not in inner.__dict__:
-        # Past Keras' tracking on TensorFlow. For good: the optimizer goes on as it is wherever there are no gates.
-        inner.__dict__.update({GUARDED: True, "apply": functools.partial(_apply, inner, inner.apply)})
+    for outer in scaling:
+        _replace(outer, apply=_apply_scaled, stateless_apply=_stateless_apply_scaled)
+    _replace(inner, apply=_apply)
     return optimizer
+
+
+def running_models(layer: keras.Layer) -> list[keras.Layer]:
+    """The models that are calling this layer just now.
+
+    One that runs by `stateless_call`, as in `fit` on JAX, is not called itself, and Keras knows only the layers inside
+    of it; it is found on the stack, with the model whose training step this is.
+    """
+    models = [keras_private.entry_layer(layer)]
+    if not keras_private.in_stateless_scope():
+        return models
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name in ("stateless_call", "train_step"):
+            model = frame.f_locals.get("self")
+            if isinstance(model, keras.Model) and not any(model is other for other in models):
+                models.append(model)
+        frame = frame.f_back
+    return models
+
+
+def _replace(optimizer: Any, **methods: Callable[..., None]) -> None:
+    """Replace methods of an optimizer, once and for good: without gates it does what it did."""
+    if GUARDED in optimizer.__dict__:
+        return
+    replaced = {name: functools.partial(new, optimizer, getattr(optimizer, name)) for name, new in methods.items()}
+    optimizer.__dict__.update({GUARDED: _Memory(), **replaced})  # past Keras' tracking on TensorFlow
+
+
+class _Memory:
+    """The slots of an optimizer with the ids of the variables that it had when they were found."""
+
+    slots: Sequence[Slot] = ()
+    known: Sequence[int] = ()
+
+
+def _apply_scaled(optimizer: Any, original: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+    variables = keras_private.trained_by(optimizer) if trainable_variables is None else list(trainable_variables)
+    original(_amplified(grads, variables), trainable_variables)
+
+
+def _stateless_apply_scaled(optimizer: Any, original: Any, state: Any, grads: Sequence[Any], values: Any) -> Any:
+    return original(state, _amplified(grads, keras_private.trained_by(optimizer)), values)
+
+
+def _amplified(grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """The gradients, with those of flags as large as ones: no scale that they are divided by makes them zeros."""
+    is_flag = [g is not None and hasattr(v, keras_private.FLAG_OF) for g, v in zip(grads, variables)]
+    return [ops.sign(g) if flag else g for g, flag in zip(grads, is_flag)]
 
 
 def _apply(optimizer: Any, original: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
@@ -141,12 +193,13 @@ def _copy(variable: Any) -> Any:
     return ops.stop_gradient(ops.copy(ops.convert_to_tensor(variable)))
 
 
-def _slots(optimizer: Any) -> list[Slot]:
+def _slots(optimizer: Any) -> Sequence[Slot]:
     """The state that an optimizer, or those it is made of, keeps for each variable."""
-    if "_finetooth_slots" not in optimizer.__dict__:
+    memory, present = optimizer.__dict__[GUARDED], [id(v) for v in optimizer.variables]
+    if memory.known != present:  # the first time, and when one that it is made of has been built since
         members = [member for member in getattr(optimizer, "optimizers", [optimizer]) if member.built]
-        optimizer.__dict__["_finetooth_slots"] = [slot for member in members for slot in _slots_of(member)]
-    return optimizer.__dict__["_finetooth_slots"]
+        memory.slots, memory.known = [slot for member in members for slot in _slots_of(member)], present
+    return memory.slots
 
 
 def _slots_of(optimizer: Any) -> Iterator[Slot]:

@@ -15,6 +15,10 @@ from keras import ops
 from .backends import backend, keras_private
 from .masks import keeping_mask, mask_of, with_mask
 
+# The gradient of an open gate's flag. Its square is zero in float32, so it changes no norm that a loop computes of all
+# gradients; and it stays above zero when gradients are divided by loss scales, numbers of steps and norms.
+FAINT = 2.0**-80
+
 AddLoss = Callable[[Any], None]
 
 
