@@ -220,3 +220,14 @@ def test_variables_of_lora_are_those_that_enable_lora_adds():
     assert keras_private.lora_ids(outer) == set()
     layers[1].enable_lora(1)
     assert keras_private.lora_ids(outer) == {id(layers[1].lora_kernel_a), id(layers[1].lora_kernel_b)}
+
+
+def test_a_call_knows_its_arguments_and_who_made_them_and_is_repeated_with_another_operation():
+    inputs, other = keras.Input((4,)), keras.Input((4,))
+    first, second, third = (keras.layers.Dropout(0.5) for _ in range(3))
+    second(first(inputs), training=False)
+    (call,) = keras_private.calls_in(second)
+    args, kwargs = keras_private.arguments_of(call)
+    assert len(args) == 1 and kwargs["training"] is False and keras_private.makers_of(call) == [first]
+    keras_private.call_again(call, {id(args[0]): other}, third)
+    assert keras_private.calls_in(third)[0].input_tensors == [other] and len(keras_private.calls_in(second)) == 1

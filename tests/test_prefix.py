@@ -83,12 +83,13 @@ MODELS = {
     "sequential": (sequential, ["b/kernel[::2]", "out/*"], [(6,)], ["a"]),
     "convolution": (images, ["high/kernel[..., 1:3]", "out/bias"], [(6, 6, 2)], ["norm"]),
     "shared layer": (shared_layer, ["mid/*[:3]"], [(6,)], ["add"]),
-    "nested model, above": (nested, ["inner/b/kernel[:2]"], [(6,)], ["first"]),
+    "nested model, cut through": (nested, ["inner/b/kernel[:2]"], [(6,)], ["inner/a"]),
+    "nested model, above": (nested, ["inner/a/kernel[:2]"], [(6,)], ["first"]),
     "nested model, below": (nested, ["out/kernel[:2]"], [(6,)], ["inner"]),
 }
 
 
-def trained(make, selection, x, y, by_halves):
+def trained(make, selection, x, y, by_halves, run_eagerly=False):
     """A model trained for three epochs, and what happened."""
     keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
@@ -98,7 +99,7 @@ def trained(make, selection, x, y, by_halves):
             split = tuning.split()
             features = split.features(x, verbose=0)
         trainee, inputs = (split.upper, features) if by_halves else (model, x)
-        trainee.compile(keras.optimizers.Adam(0.01), "mse")
+        trainee.compile(keras.optimizers.Adam(0.01), "mse", run_eagerly=run_eagerly)
         history = trainee.fit(inputs, y, epochs=3, batch_size=10, shuffle=False, verbose=0).history
     assert tuning.verify()
     return model, history, split if by_halves else None
@@ -563,6 +564,18 @@ def test_what_cannot_be_split():
         def train_step(self, *args):
             raise NotImplementedError
 
+    class OwnLoss(keras.Model):
+        def compute_loss(self, *args, **kwargs):
+            raise NotImplementedError
+
+    class OwnMetrics(keras.Model):
+        def compute_metrics(self, *args, **kwargs):
+            raise NotImplementedError
+
+    class OwnTest(keras.Sequential):
+        def test_step(self, *args):
+            raise NotImplementedError
+
     class Subclassed(keras.Model):
         def __init__(self):
             super().__init__()
@@ -572,10 +585,12 @@ def test_what_cannot_be_split():
             return self.b(self.a(x))
 
     inputs = keras.Input((6,))
-    own_step = OwnStep(inputs, L.Dense(6, name="b")(L.Dense(6, name="a")(inputs)))
+    outputs = L.Dense(6, name="b")(L.Dense(6, name="a")(inputs))
+    own = [kind(inputs, outputs) for kind in (OwnStep, OwnLoss, OwnMetrics)]
+    own.append(OwnTest([inputs, L.Dense(6, name="a"), L.Dense(6, name="b")]))
     subclassed = Subclassed()
     subclassed(np.ones((2, 6)))
-    for model in (own_step, subclassed):
+    for model in (*own, subclassed):
         with (
             ft.tune(model, "b/*") as tuning,
             pytest.raises(ft.TuningError, match=f"{type(model).__name__}, has a call"),
@@ -640,8 +655,12 @@ if keras.backend.backend() == "torch":
 
 
 def graph_of(model):
-    """The calls of every layer and operation, which models made of them add to."""
-    operations = {id(call.operation): call.operation for call in keras_private.calls_of(model)}
+    """The calls of every layer and operation, nested ones too, which models made of them add to."""
+    operations, models = {}, [model]
+    while models:
+        found = {id(call.operation): call.operation for call in keras_private.calls_of(models.pop())}
+        models += [o for o in found.values() if isinstance(o, keras.Model) and keras_private.calls_of(o)]
+        operations |= found
     return {name: ([*map(id, o._inbound_nodes)], [*map(id, o._outbound_nodes)]) for name, o in operations.items()}
 
 

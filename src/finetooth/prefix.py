@@ -14,9 +14,10 @@ import numpy as np
 
 from . import exactness
 from .attachment import sharing
-from .cutting import Cut, alone, cut, halves
+from .cutting import Cut, cut
 from .errors import TuningError
 from .gathering import gathering
+from .halves import alone, halves, prefix
 from .report.table import Shown, Table, size
 from .trained import Trained
 
@@ -53,7 +54,7 @@ class Split(Shown):
     @property
     def example_bytes(self) -> int | None:
         """What the features of one example take; None where that depends on its length."""
-        each = [_row_bytes(tensor) for tensor in self._cut.tensors]
+        each = [_row_bytes(tensor) for _, tensor in self._cut.crossing]
         return None if None in each else sum(each)  # type: ignore[arg-type]
 
     def features(
@@ -111,7 +112,7 @@ class Split(Shown):
                 progress.update(step, finalize=True)
             arrays = gathered.finish()
         self._folders.add(path)
-        count = len(self._cut.tensors)
+        count = len(self._cut.crossing)
         features = alone(arrays[:count])
         return (features, *keras.tree.pack_sequence_as(labels, arrays[count:])) if labels else features
 
@@ -119,7 +120,7 @@ class Split(Shown):
         """Where the cut is, what is below it, and what it costs to keep."""
         rows = [
             (maker, str(tuple(tensor.shape)), str(tensor.dtype), _shown(_row_bytes(tensor)))
-            for maker, tensor in zip(self._cut.makers, self._cut.tensors)
+            for maker, tensor in self._cut.crossing
         ]
         return Table(
             title=f"Split of {self._model.name!r}" + ("" if self._open else " (finished)"),
@@ -128,18 +129,18 @@ class Split(Shown):
             right=("per example",),
             caption=(
                 f"to keep per example: {_shown(self.example_bytes)}",
-                f"below, computed once: {_names(self._cut.below)}",
-                f"above, trained: {_names(self._cut.above)}",
+                f"below, computed once: {_names(self._cut, self._cut.below)}",
+                f"above, trained: {_names(self._cut, self._cut.above)}",
             ),
         )
 
     def __repr__(self) -> str:
-        makers = ", ".join(map(repr, self._cut.makers))
+        makers = ", ".join(repr(maker) for maker, _ in self._cut.crossing)
         return f"<Split of {self._model.name!r} after {makers}, {_shown(self.example_bytes)} per example>"
 
     def _computed(self, inputs: Any, rows: int) -> list[np.ndarray]:
         arrays = [_array(a) for a in keras.tree.flatten(self.lower.predict_on_batch(inputs))]
-        for maker, array in zip(self._cut.makers, arrays):
+        for (maker, _), array in zip(self._cut.crossing, arrays):
             if array.ndim == 0 or len(array) != rows:
                 raise TuningError(
                     f"What layer {maker!r} makes of {rows} examples has the shape {array.shape}: it is not one row for "
@@ -150,11 +151,9 @@ class Split(Shown):
     def _check(self, inputs: Any) -> None:
         """The exactness of the prefix, on the first few examples."""
         few = exactness.rows(inputs, range(min(_CHECKED, len(keras.tree.flatten(inputs)[0]))))
-        calls = self._cut.below
-        made = [tensor for call in calls for tensor in call.output_tensors]
-        makers = [call.operation for call in calls for _ in call.output_tensors]
-        exactness.check(self._cut.model_below(made, "prefix"), makers, self._model.trainable_variables, few)
-        for maker, masked in zip(self._cut.makers, exactness.masked(self.lower, few)):
+        with prefix(self._cut) as (every, makers):
+            exactness.check(every, makers, self._model.trainable_variables, few)
+        for (maker, _), masked in zip(self._cut.crossing, exactness.masked(self.lower, few)):
             if masked:
                 raise TuningError(
                     f"What layer {maker!r} makes carries a Keras mask, as from Embedding(mask_zero=True), which "
@@ -241,8 +240,8 @@ def _shown(count: int | None) -> str:
     return "bytes by length" if count is None else size(count)
 
 
-def _names(calls: Sequence[Any]) -> str:
+def _names(cut: Cut, calls: Sequence[Any]) -> str:
     """The layers that are called, in order, each once; of very many, the first and the last."""
-    names = list(dict.fromkeys(call.operation.name for call in calls))
+    names = cut.names(calls)
     shown = names if len(names) <= 12 else [*names[:6], "...", *names[-5:]]
     return ", ".join(shown)

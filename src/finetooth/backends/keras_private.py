@@ -107,10 +107,20 @@ def calls_of(model: keras.Model) -> list[Any] | None:
     return None if by_depth is None else [call for depth in sorted(by_depth, reverse=True) for call in by_depth[depth]]
 
 
-def call_again(call: Any, tensors: Mapping[int, Any]) -> Any:
-    """Repeat a call of an operation with other symbolic tensors, given by the ids of those it had."""
+def call_again(call: Any, tensors: Mapping[int, Any], operation: Any = None) -> Any:
+    """Repeat a call, of its own or another operation, with other symbolic tensors, by the ids of those it had."""
     args, kwargs = call.arguments.fill_in(tensors)
-    return call.operation(*args, **kwargs)
+    return (operation or call.operation)(*args, **kwargs)
+
+
+def arguments_of(call: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What an operation was called with, by position and by name."""
+    return call.arguments.args, call.arguments.kwargs
+
+
+def makers_of(call: Any) -> list[Any]:
+    """The operations that made what the call takes."""
+    return [parent.operation for parent in call.parent_nodes]
 
 
 def calls_in(operation: Any) -> list[Any]:
