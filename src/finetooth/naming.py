@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import gc
-import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import keras
 
@@ -44,22 +42,6 @@ def weights_by_path(layer: keras.Layer) -> dict[str, keras.Variable]:
             name = f"{path}#{count}"
         named[name] = variable
     return named
-
-
-def models_with(layers: Collection[keras.Layer]) -> list[keras.Model]:
-    """Every model there is that holds one of the layers."""
-    objects = gc.get_objects()
-    are_models = map(  # no Python per object: there are millions
-        _kinds_of(keras.Model).__contains__, map(type, objects)
-    )
-    models = itertools.compress(objects, are_models)
-    return [model for model in models if not set(layers).isdisjoint(keras_private.layers_of(model))]
-
-
-def _kinds_of(kind: type) -> set[type]:
-    """The class and all its subclasses."""
-    inner: list[type] = kind.__subclasses__()
-    return {kind}.union(*(_kinds_of(subclass) for subclass in inner))
 
 
 def selectable(layer: keras.Layer) -> dict[str, keras.Variable]:
