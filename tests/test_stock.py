@@ -270,14 +270,6 @@ def test_a_model_saved_after_finish_loads(tmp_path):
     assert ft.diff(model, loaded).size == 0
 
 
-def test_formats_that_cannot_hold_a_tuned_model_are_refused(tmp_path):
-    model = network()
-    with ft.tune(model, PART):
-        with pytest.raises(ft.TuningError, match="finish"):
-            model.export(tmp_path / "exported")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_models_that_share_layers_are_traced_anew():
     """A feature extractor that has run before sees the merged weights, and the old ones again after revert."""
     inputs = keras.Input((4,))

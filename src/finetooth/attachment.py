@@ -15,7 +15,6 @@ import keras
 
 from . import saving
 from .backends import backend, keras_private
-from .errors import TuningError
 from .guarding import guarded_steps
 from .hooks import hooked
 from .models import training_made_anew
@@ -314,20 +313,10 @@ def _training(model: keras.Model, merging: Collection[Trained]) -> Iterator[None
         stack.enter_context(guarded_steps(model, "train", "test", "predict"))
         stack.enter_context(hooked(model, "make_train_function", make_train_function))
         stack.enter_context(hooked(model, "stateless_call", compose.with_merged_state(model, merging)))
-        stack.enter_context(hooked(model, "export", _refusing("An exported model", lambda path: True)))
         for name in keras_private.JAX_STATE:
             if hasattr(model, name):
                 stack.enter_context(hooked(model, name, as_state))
         yield
-
-
-def _refusing(what: str, when: Callable[[Any], bool]) -> Callable[..., Any]:
-    def refuse(original: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
-        if when(path):
-            raise TuningError(f"{what} cannot be written while the model is being tuned. Call finish() first.")
-        return original(path, *args, **kwargs)
-
-    return refuse
 
 
 @contextmanager

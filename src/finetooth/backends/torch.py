@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from ..errors import PartError, TuningError
-from ..hooks import hooked
 from . import keras_private
 from .base import Axes, ProductCosts
 from .base import branch as branch
 from .torch_backwards import pull_back as pull_back
 from .torch_links import Link as Link
 from .torch_links import stepping as stepping
+from .torch_listing import listing as listing
 from .torch_writes import on as _on
 from .torch_writes import write_in_place
 
@@ -302,28 +302,6 @@ def _module_reads(layer: keras.Layer) -> Iterator[None]:
     finally:
         for module, name, parameter in swapped:
             module._parameters[name] = parameter
-
-
-@contextmanager
-def listing(layer: keras.Layer, variables: list[keras.Variable]) -> Iterator[None]:
-    listed, track = keras_private.TORCH_PARAMETERS
-    before = getattr(layer, listed, None)
-
-    def track_variables(original: Any) -> None:
-        # Keras lists `variable.value`, which for a composed variable is a merged copy and no parameter.
-        named = {variable.path: variable for variable in layer.variables if not hasattr(variable, keras_private.PART)}
-        named |= {f"{variable.path}@{id(variable)}": variable for variable in variables}
-        parameters = {name: keras_private.raw_value(variable) for name, variable in named.items()}
-        setattr(layer, listed, torch.nn.ParameterDict(parameters))
-
-    with hooked(layer, track, track_variables):
-        getattr(layer, track)()
-        try:
-            yield
-        finally:
-            delattr(layer, listed)
-            if before is not None:
-                setattr(layer, listed, before)
 
 
 def guarded(model: keras.Model, function: Any) -> Any:

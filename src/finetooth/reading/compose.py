@@ -72,7 +72,7 @@ class Composed:
                 part.link.base_assigned(assigned)
         return assigned
 
-    # Checkpoints of TensorFlow ask the variable for what its value offers.
+    # Checkpoints and SavedModels of TensorFlow ask the variable for what its value offers.
 
     def _serialize_to_tensors(self) -> Any:
         with base_only():
@@ -85,6 +85,20 @@ class Composed:
     def _write_object_proto(self, proto: Any, options: Any) -> Any:
         with base_only():
             return super()._write_object_proto(proto, options)  # type: ignore[misc]
+
+    def _copy_trackable_to_cpu(self, object_map: Any) -> None:
+        with base_only():
+            super()._copy_trackable_to_cpu(object_map)  # type: ignore[misc]
+
+    def _export_to_saved_model_graph(self, *args: Any, **kwargs: Any) -> Any:
+        with base_only():
+            return super()._export_to_saved_model_graph(*args, **kwargs)  # type: ignore[misc]
+
+    def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
+        """What is saved with the variable: the part with a function, which reads it, but not in a checkpoint."""
+        children = super()._trackable_children(save_type, **kwargs)  # type: ignore[misc]
+        part: Trained = self.__dict__[keras_private.COMPOSED]
+        return {**children, "part": part.variable} if save_type == "savedmodel" else children
 
     @property
     def _shared_name(self) -> Any:
