@@ -217,4 +217,4 @@ def einsum(equation: str, a: Tensor, b: Tensor) -> Tensor:
 
 def as_matrix(value: Tensor) -> Tensor:
     """All axes but the last as one."""
-    return keras.ops.reshape(value, (-1, value.shape[-1]))
+    return keras.ops.reshape(value, (-1, keras.ops.shape(value)[-1]))
