@@ -478,7 +478,7 @@ def _paths(model):
         (lambda: ft.Gate(dense())(keras.Input((4,)), when=keras.Input((2,))), "received shape"),
         (lambda: ft.Gate(dense())(X, when=np.ones(6) + 1j, training=True), "complex"),
         (lambda: ft.Gate(dense())(X, when="yes", training=True), "booleans or numbers"),
-        (lambda: ft.Gate(dense(), per_head=True), "of a MultiHeadAttention"),
+        (lambda: ft.Gate(dense(), per_head=True), "of an attention layer"),
         (lambda: ft.gate(3, X, when=True), "Expected a function or layer"),
         (lambda: ft.gate(ops.exp, X, when=True, closed="frozen"), "are not known"),
         (lambda: ft.gate(ops.exp, X, when=np.ones(6), closed="skip"), "for all examples or none"),

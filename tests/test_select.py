@@ -493,7 +493,7 @@ def test_heads_that_are_not_there_are_an_error(which, said):
 
 def test_heads_of_something_else_are_an_error():
     dense = small_model().get_layer("first")
-    with pytest.raises(ft.SelectionError, match="MultiHeadAttention or GroupQueryAttention layer; received Dense"):
+    with pytest.raises(ft.SelectionError, match="such as MultiHeadAttention, that has num_heads.*; received Dense"):
         ft.heads(dense, [0])
     with pytest.raises(ft.SelectionError, match="Build it first"):
         ft.heads(layers.MultiHeadAttention(2, 3), [0])

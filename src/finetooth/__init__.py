@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import batch as batch
+    from .attention import heads as heads
     from .backprop import SelectiveBackprop as SelectiveBackprop
     from .backprop import selective_backprop as selective_backprop
     from .errors import BatchError as BatchError
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from .region import Region as Region
     from .region import Whole as Whole
     from .schedule import Schedule as Schedule
-    from .selecting import heads as heads
     from .selecting import select as select
     from .selection import Selection as Selection
     from .tuning import Tuning as Tuning
@@ -42,6 +42,7 @@ __version__ = "0.1.0"
 # command line answers at once.
 _HOME = {
     "batch": "",
+    "heads": "attention",
     "SelectiveBackprop": "backprop",
     "selective_backprop": "backprop",
     "BatchError": "errors",
@@ -66,7 +67,6 @@ _HOME = {
     "Region": "region",
     "Whole": "region",
     "Schedule": "schedule",
-    "heads": "selecting",
     "select": "selecting",
     "Selection": "selection",
     "Tuning": "tuning",

@@ -10,11 +10,11 @@ import keras
 from keras import ops
 
 from . import conditions, gating, passage
+from .attention import head_axes, head_counts
 from .backends import backend, keras_private
 from .errors import GateError
 from .masks import keeping_mask
 from .naming import selectable
-from .selecting import head_axes, head_counts
 
 MODES = ("frozen", "stop", "skip")
 _IN_GATE = "_finetooth_in_gate"  # attribute of layers that are behind a gate: it
@@ -128,9 +128,10 @@ class Gate(keras.layers.Wrapper):
             if hasattr(variable, keras_private.COMPOSED):
                 raise GateError(f"{path!r} is tuned in part: a per_head gate closes whole heads. Leave per_head out.")
             if path in axes:
-                axis, grouped = axes[path]
-                by_head = ops.any(ops.reshape(opened, (-1, group)), axis=1) if grouped else opened
-                yield variable, ops.reshape(by_head, [-1 if i == axis else 1 for i in range(len(variable.shape))])
+                place = axes[path]
+                by_head = ops.any(ops.reshape(opened, (-1, group)), axis=1) if place.grouped else opened
+                by_head = ops.repeat(by_head, place.width) if place.width > 1 else by_head
+                yield variable, ops.reshape(by_head, [-1 if i == place.axis else 1 for i in range(len(variable.shape))])
 
     @staticmethod
     def guard(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:

@@ -1,10 +1,10 @@
-"""`select` and `heads`: from what a person says to a Selection."""
+"""`select`: from what a person says to a Selection."""
 
 from __future__ import annotations
 
 import difflib
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -55,68 +55,14 @@ def select(model: keras.Model, *what: Any) -> Selection:
     for item in what:
         for path, region in _resolve(model, weights, item):
             regions[path] = regions[path] | region if path in regions else region
-    selection = Selection(regions, {path: _weight(variable) for path, variable in weights.items()})
+    selection = Selection(regions, {path: weight_of(variable) for path, variable in weights.items()})
     if not selection:
         raise SelectionError(f"The selection is empty: {brief(what)} holds no element of {model.name!r}.")
     return selection
 
 
-def heads(layer: keras.Layer, which: int | Sequence[int]) -> Selection:
-    """The given attention heads of a `MultiHeadAttention` or `GroupQueryAttention` layer.
-
-    A head is its slices of the query, key, value and gate projections (kernel and bias) and its rows of the output
-    kernel. The output bias is common to all heads and not selected. In a `GroupQueryAttention` layer several query
-    heads share one key/value head: it is selected only when all the query heads that read it are, so that no other
-    head changes.
-
-    >>> import keras, finetooth as ft
-    >>> layer = keras.layers.MultiHeadAttention(num_heads=4, key_dim=8, name="mha")
-    >>> _ = layer(keras.Input((5, 16)), keras.Input((5, 16)))
-    >>> part = ft.heads(layer, [0, 3])
-    >>> part["mha/query/kernel"].compact_shape, part["mha/attention_output/kernel"].compact_shape
-    ((16, 2, 8), (2, 8, 16))
-    """
-    queries, group = head_counts(layer)
-    axes = head_axes(layer)
-    which = list(which) if isinstance(which, tuple) else which
-    chosen = _at((queries,), which, f"Heads of {layer.name!r}").flat()
-    if not chosen.size:
-        raise SelectionError(f"The selection is empty: {which!r} names none of the {queries} heads of {layer.name!r}.")
-    whole_groups = [g for g in range(queries // group) if all(g * group + i in chosen for i in range(group))]
-    weights = selectable(layer)
-    regions = {}
-    for path, variable in weights.items():
-        if path in axes:
-            axis, grouped = axes[path]
-            index = (slice(None),) * axis + (whole_groups if grouped else chosen, ...)
-            regions[path] = at(variable.shape, index)
-    return Selection(regions, {path: _weight(variable) for path, variable in weights.items()})
-
-
-def head_counts(layer: keras.Layer) -> tuple[int, int]:
-    """How many query heads an attention layer has, and how many of them share a key/value head."""
-    if isinstance(layer, keras.layers.MultiHeadAttention):
-        return layer.num_heads, 1
-    if isinstance(layer, keras.layers.GroupQueryAttention):
-        return layer.num_query_heads, layer.num_query_heads // layer.num_key_value_heads
-    raise SelectionError(
-        f"Heads are those of a MultiHeadAttention or GroupQueryAttention layer; received {type(layer).__name__}."
-    )
-
-
-def head_axes(layer: keras.Layer) -> dict[str, tuple[int, bool]]:
-    """The axis of heads in each weight of an attention layer, by path, and whether it counts key/value heads."""
-    axes = {}
-    for path, variable in selectable(layer).items():
-        projection, kind = f"/{path}".split("/")[-2:]
-        if projection == "attention_output" and kind == "kernel":
-            axes[path] = (0, False)
-        elif projection in ("query", "gate", "key", "value") and kind in ("kernel", "bias"):
-            axes[path] = (len(variable.shape) - 2, projection in ("key", "value"))
-    return axes
-
-
-def _weight(variable: keras.Variable) -> Weight:
+def weight_of(variable: keras.Variable) -> Weight:
+    """Describe a variable as selections know it."""
     dtype = keras.backend.standardize_dtype(variable.dtype)
     return Weight(tuple(variable.shape), dtype, weakref.ref(variable))
 
@@ -138,7 +84,7 @@ def _resolve(model: keras.Model, weights: dict[str, keras.Variable], item: Any) 
         for path, region in _resolve(model, weights, target):
             if not isinstance(region, Whole):
                 raise SelectionError(f"{target!r} has an index already; {index!r} cannot be added to it.")
-            yield path, _at(region.shape, index, path)
+            yield path, chosen_at(region.shape, index, path)
     elif callable(item) and not isinstance(item, type):
         yield from ((path, Whole(variable.shape)) for path, variable in weights.items() if item(variable))
     elif isinstance(item, (list, tuple, set, frozenset, dict)) and item and all(map(_can_select, item)):
@@ -183,7 +129,7 @@ def _by_text(model: keras.Model, weights: dict[str, keras.Variable], text: str) 
         raise SelectionError(_nothing_matches(weights, text, pattern.glob, untrained))
     for path in matched:
         shape = weights[path].shape
-        yield path, Whole(shape) if pattern.index is None else _at(shape, pattern.index, path)
+        yield path, Whole(shape) if pattern.index is None else chosen_at(shape, pattern.index, path)
 
 
 def _nothing_matches(
@@ -263,7 +209,8 @@ def on_host(index: Any) -> Any:
     return keras.ops.convert_to_numpy(index) if keras.ops.is_tensor(index) else index
 
 
-def _at(shape: Any, index: Any, where: str) -> Region:
+def chosen_at(shape: Any, index: Any, where: str) -> Region:
+    """The region that an index addresses, with errors that begin by saying where."""
     if isinstance(index, Region):
         return index
     try:
