@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 from finetooth.backends import backend
-from finetooth.reading import points
+from finetooth.layer_rules import elements as points
 
 SIDES = (64, 128, 256)
 

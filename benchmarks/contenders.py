@@ -16,10 +16,10 @@ import keras
 import numpy as np
 
 import finetooth as ft
-from finetooth import bits
-from finetooth.backends import keras_private
-from finetooth.naming import weights_by_path
-from finetooth.region import Region
+from finetooth.keras_internals import private as keras_private
+from finetooth.keras_internals.weights import to_numpy, weights_by_path
+from finetooth.regions import bits
+from finetooth.regions.region import Region
 
 RATE = 1e-4
 EVERYTHING = None  # in place of what may move: no promise to freeze anything
@@ -154,7 +154,7 @@ class Fit(Contender):
         return elements(self.model.optimizer.variables)
 
     def weights(self) -> Mapping[str, np.ndarray]:
-        return {path: bits.read(variable) for path, variable in self._weights.items()}
+        return {path: to_numpy(variable) for path, variable in self._weights.items()}
 
 
 class Loop(Contender):

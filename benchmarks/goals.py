@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from finetooth.report.table import Table
+from finetooth.display.table import Table
 
 Rows = dict[str, dict[str, Any]]
 ALL = ("tensorflow", "jax", "torch")

@@ -35,7 +35,7 @@ from gpu.optimizers import RATE
 from gpu.run import backend
 
 import finetooth
-from finetooth.report.table import Table
+from finetooth.display.table import Table
 
 NAMES = ("dense", "dense-few", "embedding", "points", "llama")
 COLUMNS = ("", "ms/step", "x floor", "peak MiB", "trained", "frozen moved", "ready s")

@@ -11,8 +11,8 @@ import keras
 import numpy as np
 from contenders import RATE, Data, Loop, elements, initial
 
-from finetooth import bits
-from finetooth.indexing import at
+from finetooth.keras_internals.weights import to_numpy
+from finetooth.regions.indexing import at
 
 
 def looped(step: Callable[..., Any], state: Any, frozen: Any, data: Data) -> tuple[Loop, list]:
@@ -52,7 +52,7 @@ def own_loop(model: keras.Model, weights: Mapping[str, keras.Variable], data: Da
     def current() -> dict[str, np.ndarray]:
         for variable, value in zip(model.trainable_variables, holder[0][0]):
             variable.assign(value)
-        return {path: bits.read(v) for path, v in weights.items()}
+        return {path: to_numpy(v) for path, v in weights.items()}
 
     return loop.holding(elements(model.trainable_variables), lambda: elements(optimizer.variables), current, may_move)
 

@@ -9,8 +9,8 @@ import keras
 import tensorflow as tf
 from contenders import RATE, Data, Loop, elements, initial
 
-from finetooth import bits
-from finetooth.indexing import at
+from finetooth.keras_internals.weights import to_numpy
+from finetooth.regions.indexing import at
 
 
 def batches(data: Data) -> list:
@@ -37,7 +37,7 @@ def own_loop(model: keras.Model, weights: Mapping[str, keras.Variable], data: Da
     return Loop(step, batches(data), wait).holding(
         elements(variables),
         lambda: elements(optimizer.variables),
-        lambda: {path: bits.read(v) for path, v in weights.items()},
+        lambda: {path: to_numpy(v) for path, v in weights.items()},
         may_move,
     )
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from contenders import RATE, Data, Loop, elements, initial
 
-from finetooth import bits
-from finetooth.indexing import at
+from finetooth.keras_internals.weights import to_numpy
+from finetooth.regions.indexing import at
 
 
 def looped(forward: Callable[[Any], Any], optimizer: Any, data: Data, after: Callable[[], Any] | None = None) -> Loop:
@@ -46,7 +46,7 @@ def own_loop(model: keras.Model, weights: Mapping[str, keras.Variable], data: Da
     return loop.holding(
         elements(parameters),
         state_of(optimizer),
-        lambda: {path: bits.read(v) for path, v in weights.items()},
+        lambda: {path: to_numpy(v) for path, v in weights.items()},
         may_move,
     )
 

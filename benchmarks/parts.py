@@ -132,7 +132,7 @@ def timed(functions: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def tables(backend: str, result: dict[str, Any]) -> list[str]:
-    from finetooth.report.table import Table
+    from finetooth.display.table import Table
 
     shown = []
     for case, rows in result["updates"].items():
@@ -165,7 +165,7 @@ def tables(backend: str, result: dict[str, Any]) -> list[str]:
 
 def goals(results: Mapping[str, Any]) -> Any:
     """What finetooth aims at, and what this run reached. Reported, not enforced."""
-    from finetooth.report.table import Table
+    from finetooth.display.table import Table
 
     found: list[tuple[str, str, str, float, bool]] = []
 

@@ -12,7 +12,7 @@ from contenders import RATE, Data, Loop, elements, initial
 from native_jax import looped
 from workloads import Make
 
-from finetooth.indexing import at
+from finetooth.regions.indexing import at
 
 
 def contenders() -> dict[str, dict[str, Make]]:

@@ -12,7 +12,7 @@ from contenders import RATE, Data, Loop, elements, forget_peak, initial
 from native_torch import adam, looped, state_of
 from workloads import Make
 
-from finetooth.indexing import at
+from finetooth.regions.indexing import at
 
 
 def contenders() -> dict[str, dict[str, Make]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from finetooth.report.table import Table
+from finetooth.display.table import Table
 
 COLUMNS = ("", "ms/step", "spread", "x first", "compile s", "state", "peak MiB", "frozen moved")
 

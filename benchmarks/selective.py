@@ -195,7 +195,7 @@ def gate_epochs() -> dict[str, Callable[[], Any]]:
 
 
 def tables(backend: str, result: dict[str, Any]) -> list[str]:
-    from finetooth.report.table import Table
+    from finetooth.display.table import Table
 
     shown = []
     for title, rows in (
@@ -223,7 +223,7 @@ def ceiling(name: str) -> float | None:
 
 def goals(results: dict[str, Any]) -> Any:
     """What finetooth aims at, and what this run reached. Reported, not enforced."""
-    from finetooth.report.table import Table
+    from finetooth.display.table import Table
 
     rows = []
     for backend, result in results.items():

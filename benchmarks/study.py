@@ -157,7 +157,7 @@ def batches(x: np.ndarray, y: np.ndarray, seed: int) -> Any:
 
 
 def table(seconds: float, steps: dict[str, int], results: dict[str, Any]) -> Any:
-    from finetooth.report.table import Table
+    from finetooth.display.table import Table
 
     rows = []
     for name in WAYS:

@@ -86,7 +86,7 @@ def shares(arguments: list[str]) -> list[list[str]]:
     """The suite in pieces of about the same size; one, if paths are given."""
     if any((ROOT / argument.split("::")[0]).exists() for argument in arguments):
         return [[]]
-    files = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").glob("test_*.py"))]
+    files = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "tests").rglob("test_*.py"))]
     return [["src", *files[::SHARES]], *(files[start::SHARES] for start in range(1, SHARES))]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from goals import Goal, faster, within
 
-from finetooth.report.table import Table
+from finetooth.display.table import Table
 
 BACKEND = keras.backend.backend()
 BOTH, TORCH = ("jax", "torch"), ("torch",)

@@ -9,7 +9,7 @@ import peft
 import torch
 import transformers
 
-from finetooth.region import Whole
+from finetooth.regions.region import Whole
 
 from .llama import Shape
 from .on_torch import DEVICE, bits, fused

@@ -12,8 +12,8 @@ import keras
 import numpy as np
 
 import finetooth as ft
-from finetooth.naming import weights_by_path
-from finetooth.region import Region
+from finetooth.keras_internals.weights import weights_by_path
+from finetooth.regions.region import Region
 
 backend = importlib.import_module(f"gpu.on_{keras.backend.backend()}")
 

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import batch as batch
-    from .attention import heads as heads
-    from .backprop import SelectiveBackprop as SelectiveBackprop
-    from .backprop import selective_backprop as selective_backprop
+    from .batch.selective_backprop import SelectiveBackprop as SelectiveBackprop
+    from .batch.selective_backprop import selective_backprop as selective_backprop
     from .errors import BatchError as BatchError
     from .errors import FinetoothError as FinetoothError
     from .errors import GateError as GateError
@@ -15,26 +14,27 @@ if TYPE_CHECKING:
     from .errors import PatchError as PatchError
     from .errors import SelectionError as SelectionError
     from .errors import TuningError as TuningError
-    from .forward import Pass as Pass
-    from .forward import gradients as gradients
-    from .gates import Gate as Gate
-    from .gates import gate as gate
-    from .lazy import LazyOptimizer as LazyOptimizer
-    from .optimizer import SelectiveOptimizer as SelectiveOptimizer
-    from .part import Part as Part
-    from .patch import Change as Change
-    from .patch import Patch as Patch
-    from .patch import diff as diff
-    from .region import Grid as Grid
-    from .region import Points as Points
-    from .region import Region as Region
-    from .region import Whole as Whole
+    from .gates.gate import Gate as Gate
+    from .gates.gate import gate as gate
+    from .optimizers.lazy import LazyOptimizer as LazyOptimizer
+    from .optimizers.selective import SelectiveOptimizer as SelectiveOptimizer
+    from .parts.gradients import Pass as Pass
+    from .parts.gradients import gradients as gradients
+    from .parts.part import Part as Part
+    from .patches.patch import Change as Change
+    from .patches.patch import Patch as Patch
+    from .patches.patch import diff as diff
+    from .regions.region import Grid as Grid
+    from .regions.region import Points as Points
+    from .regions.region import Region as Region
+    from .regions.region import Whole as Whole
     from .schedule import Schedule as Schedule
-    from .selecting import select as select
-    from .selection import Selection as Selection
-    from .tuning import Tuning as Tuning
-    from .tuning import tune as tune
-    from .verification import Verification as Verification
+    from .selection.heads import heads as heads
+    from .selection.select import select as select
+    from .selection.selection import Selection as Selection
+    from .tuning.tuning import Tuning as Tuning
+    from .tuning.tuning import tune as tune
+    from .tuning.verify import Verification as Verification
 
 __version__ = "0.1.0"
 
@@ -42,9 +42,8 @@ __version__ = "0.1.0"
 # command line answers at once.
 _HOME = {
     "batch": "",
-    "heads": "attention",
-    "SelectiveBackprop": "backprop",
-    "selective_backprop": "backprop",
+    "SelectiveBackprop": "batch.selective_backprop",
+    "selective_backprop": "batch.selective_backprop",
     "BatchError": "errors",
     "FinetoothError": "errors",
     "GateError": "errors",
@@ -52,26 +51,27 @@ _HOME = {
     "PatchError": "errors",
     "SelectionError": "errors",
     "TuningError": "errors",
-    "Pass": "forward",
-    "gradients": "forward",
-    "Gate": "gates",
-    "gate": "gates",
-    "LazyOptimizer": "lazy",
-    "SelectiveOptimizer": "optimizer",
-    "Part": "part",
-    "Change": "patch",
-    "Patch": "patch",
-    "diff": "patch",
-    "Grid": "region",
-    "Points": "region",
-    "Region": "region",
-    "Whole": "region",
+    "Pass": "parts.gradients",
+    "gradients": "parts.gradients",
+    "Gate": "gates.gate",
+    "gate": "gates.gate",
+    "LazyOptimizer": "optimizers.lazy",
+    "SelectiveOptimizer": "optimizers.selective",
+    "Part": "parts.part",
+    "Change": "patches.patch",
+    "Patch": "patches.patch",
+    "diff": "patches.patch",
+    "Grid": "regions.region",
+    "Points": "regions.region",
+    "Region": "regions.region",
+    "Whole": "regions.region",
     "Schedule": "schedule",
-    "select": "selecting",
-    "Selection": "selection",
-    "Tuning": "tuning",
-    "tune": "tuning",
-    "Verification": "verification",
+    "heads": "selection.heads",
+    "select": "selection.select",
+    "Selection": "selection.selection",
+    "Tuning": "tuning.tuning",
+    "tune": "tuning.tuning",
+    "Verification": "tuning.verify",
 }
 __all__ = [*_HOME]
 

@@ -8,7 +8,7 @@ from typing import cast
 import keras
 
 from ..errors import FinetoothError
-from .base import Backend as Backend
+from .contract import Backend as Backend
 
 SUPPORTED = ("tensorflow", "jax", "torch")
 

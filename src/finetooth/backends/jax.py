@@ -14,11 +14,12 @@ import numpy as np
 from jax.experimental.sparse import BCOO
 
 from ..errors import PartError
-from . import jax_writes, keras_private
-from .base import Axes, ProductCosts
-from .base import as_matrix as as_matrix
-from .base import einsum as einsum
-from .base import matmul as matmul
+from ..keras_internals import private as keras_private
+from . import jax_writes
+from .contract import Axes, ProductCosts
+from .contract import as_matrix as as_matrix
+from .contract import einsum as einsum
+from .contract import matmul as matmul
 from .jax_branches import branch as branch
 from .jax_links import Link as Link
 from .jax_links import stepping as stepping

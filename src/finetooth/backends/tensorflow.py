@@ -10,11 +10,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from .base import Axes, ProductCosts
-from .base import as_matrix as as_matrix
-from .base import branch as branch
-from .base import einsum as einsum
-from .base import matmul as matmul
+from .contract import Axes, ProductCosts
+from .contract import as_matrix as as_matrix
+from .contract import branch as branch
+from .contract import einsum as einsum
+from .contract import matmul as matmul
 from .tensorflow_links import Link as Link
 from .tensorflow_links import stepping as stepping
 from .tensorflow_writes import Index, in_xla, put_axes, share_reads, write_in_place

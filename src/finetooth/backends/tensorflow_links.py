@@ -20,8 +20,8 @@ import keras
 import tensorflow as tf
 
 from ..errors import TuningError
-from ..hooks import hooked
-from . import keras_private
+from ..keras_internals import private as keras_private
+from ..keras_internals.hooks import hooked
 from .tensorflow_writes import in_xla, replaced, share_reads, write_in_place
 
 # The methods of a tf.Variable that change it. Keras' optimizers and Keras' variables both end in one of them.

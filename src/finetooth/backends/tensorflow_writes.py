@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util  # no public name says whether XLA compiles a graph
 
-from .base import Axes
+from .contract import Axes
 
 
 class Index(NamedTuple):

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from ..errors import PartError, TuningError
-from . import keras_private
-from .base import Axes, ProductCosts
-from .base import branch as branch
+from ..keras_internals import private as keras_private
+from .contract import Axes, ProductCosts
+from .contract import branch as branch
 from .torch_backwards import pull_back as pull_back
 from .torch_links import Link as Link
 from .torch_links import stepping as stepping

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ..hooks import hooked
-from . import keras_private
+from ..keras_internals import private as keras_private
+from ..keras_internals.hooks import hooked
 from .torch_writes import write_in_place
 
 

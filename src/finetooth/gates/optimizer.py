@@ -1,0 +1,249 @@
+"""What optimizers do about closed gates: nothing at all, to the gate's weights and to the state they keep for them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from types import FrameType
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from ..backends import backend
+from ..errors import GateError, TuningError
+from ..keras_internals import private as keras_private
+from ..keras_internals.hooks import hooked
+from ..optimizers.wrapper import Wrapper
+
+GUARDED = "_finetooth_guarded"  # attribute of optimizers that know gates: what they remember of their state
+
+
+class Slot(NamedTuple):
+    """A variable in which an optimizer keeps something for one that it trains."""
+
+    variable: keras.Variable
+    owner: Any
+    average_by: keras.optimizers.Optimizer | None  # whose average of the owner it is, if it is one
+
+
+def guard(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Let an optimizer leave the weights behind closed gates alone, and its state for them. Returns it.
+
+    A gate tells by the gradient of a variable of its own, the flag, whether it was open in a step. While all are open
+    the optimizer runs as it is. If one is closed it runs for the rest; or, where it would not leave the others alone or
+    heads are apart, it runs and all that belongs to a closed gate becomes what it was.
+    """
+    inner, scaling = optimizer, []
+    while hasattr(inner, "inner_optimizer"):
+        if isinstance(inner, Wrapper):
+            raise TuningError(
+                f"{type(inner).__name__} does not know gates. Train a model with gates by its inner optimizer."
+            )
+        scaling.append(inner)
+        inner = inner.inner_optimizer
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        raise GateError(f"Expected a Keras optimizer; received {inner!r}.")
+    for outer in scaling:
+        _replace(outer, apply=_apply_scaled, stateless_apply=_stateless_apply_scaled)
+    _replace(inner, apply=_apply)
+    return optimizer
+
+
+def running_models(layer: keras.Layer) -> list[keras.Layer]:
+    """The models that are calling this layer just now.
+
+    One that runs by `stateless_call`, as in `fit` on JAX, is not called itself, and Keras knows only the layers inside
+    of it; it is found on the stack, with the model whose training step this is.
+    """
+    models = [keras_private.entry_layer(layer)]
+    if not keras_private.in_stateless_scope():
+        return models
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name in ("stateless_call", "train_step"):
+            model = frame.f_locals.get("self")
+            if isinstance(model, keras.Model) and not any(model is other for other in models):
+                models.append(model)
+        frame = frame.f_back
+    return models
+
+
+def _replace(optimizer: Any, **methods: Callable[..., None]) -> None:
+    """Replace methods of an optimizer, once and for good: without gates it does what it did."""
+    if GUARDED in optimizer.__dict__:
+        return
+    replaced = {name: functools.partial(new, optimizer, getattr(optimizer, name)) for name, new in methods.items()}
+    optimizer.__dict__.update({GUARDED: _Memory(), **replaced})  # past Keras' tracking on TensorFlow
+
+
+class _Memory:
+    """The slots of an optimizer with the ids of the variables that it had when they were found."""
+
+    slots: Sequence[Slot] = ()
+    known: Sequence[int] = ()
+
+
+def _apply_scaled(optimizer: Any, original: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+    variables = keras_private.trained_by(optimizer) if trainable_variables is None else list(trainable_variables)
+    original(_amplified(grads, variables), trainable_variables)
+
+
+def _stateless_apply_scaled(optimizer: Any, original: Any, state: Any, grads: Sequence[Any], values: Any) -> Any:
+    return original(state, _amplified(grads, keras_private.trained_by(optimizer)), values)
+
+
+def _amplified(grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """The gradients, with those of flags as large as ones: no scale that they are divided by makes them zeros."""
+    is_flag = [g is not None and hasattr(v, keras_private.FLAG_OF) for g, v in zip(grads, variables)]
+    return [ops.sign(g) if flag else g for g, flag in zip(grads, is_flag)]
+
+
+def _apply(optimizer: Any, original: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+    variables = keras_private.trained_by(optimizer) if trainable_variables is None else list(trainable_variables)
+    grads = list(grads)
+    flags = [i for i, v in enumerate(variables) if hasattr(v, keras_private.FLAG_OF) and grads[i] is not None]
+    masks = _masks([(variables[i], grads[i]) for i in flags])
+    for i in flags:
+        grads[i] = ops.zeros_like(grads[i])  # so the flag stays as it is, and counts in no norm
+    if not masks:
+        original(grads, trainable_variables)
+        return
+    if not optimizer.built:
+        with backend.outside_of_graphs(), keras.name_scope(optimizer.name):
+            optimizer.build(variables)
+    grads = [_zeros(v) if g is None and id(v) in masks else g for g, v in zip(grads, variables)]
+    rest = [(g, v) for g, v in zip(grads, variables) if id(v) not in masks and g is not None]
+
+    def step() -> None:
+        original(grads, trainable_variables)
+
+    def step_on_the_rest() -> None:
+        original([g for g, _ in rest], [v for _, v in rest])
+
+    together = len({id(mask) for mask in masks.values()}) == 1 and not len(next(iter(masks.values())).shape)
+    apart = together and rest and _steps_apart(optimizer)
+    masked = grads
+    if not apart:
+        masked = [backend.where_open(g, masks[id(v)]) if id(v) in masks else g for g, v in zip(grads, variables)]
+
+    def step_and_put_back() -> None:
+        kept = list(_kept(optimizer, masks))
+        original(masked, trainable_variables)
+        for variable, value, mask in kept:
+            closed = not len(mask.shape) and backend.known(mask) is False
+            variable.assign(value if closed else ops.where(mask, ops.convert_to_tensor(variable), value))
+
+    all_open = ops.all(ops.stack([ops.all(mask) for mask in masks.values()]))
+    everything = [*variables, *optimizer.variables]
+    if backend.of_one_mind():
+        backend.either(all_open, step, step_on_the_rest if apart else step_and_put_back, everything)
+    else:
+        step_and_put_back()
+
+
+def _steps_apart(optimizer: Any) -> bool:
+    """Whether a step on some variables leaves all others, and what is kept for them, alone. Then it saves the work."""
+    return backend.of_one_mind() and not (
+        optimizer.use_ema or optimizer.gradient_accumulation_steps or hasattr(optimizer, "optimizers")
+    )
+
+
+def _zeros(variable: Any) -> Any:
+    return ops.zeros(variable.shape, variable.dtype)
+
+
+def _masks(flags: list[tuple[Any, Any]]) -> dict[int, Any]:
+    """Where each weight behind a gate that is, or may be, closed is open; by the weight's id."""
+    masks: dict[int, Any] = {}
+    for flag, gradient in flags:
+        gate = getattr(flag, keras_private.FLAG_OF)()
+        opened = gradient > 0  # also where the loss was scaled, or the gate was called twice
+        if gate is None or backend.known(ops.all(opened)):
+            continue
+        for variable, mask in gate.masks(opened):
+            before = masks.get(id(variable))
+            masks[id(variable)] = mask if before is None else ops.logical_and(before, mask)
+    return masks
+
+
+def _kept(optimizer: Any, masks: dict[int, Any]) -> Iterator[tuple[Any, Any, Any]]:
+    """The weights and slots behind the masks, with copies of what they hold."""
+    slots = [slot for slot in _slots(optimizer) if id(slot.owner) in masks]
+    for variable in keras_private.trained_by(optimizer):
+        if id(variable) in masks:
+            yield variable, _copy(variable), masks[id(variable)]
+    for slot in slots:
+        mask = masks[id(slot.owner)]
+        if len(mask.shape) and tuple(slot.variable.shape) != tuple(slot.owner.shape):
+            raise GateError(
+                f"{optimizer.name!r} keeps a {slot.variable.name!r} of shape {slot.variable.shape} for "
+                f"{slot.owner.path!r} of shape {slot.owner.shape}, in which heads are not apart. Use an optimizer that "
+                "treats each element by itself, such as AdamW, or a gate around the whole layer."
+            )
+        value = _copy(slot.variable)
+        if slot.average_by is not None:
+            # Keras starts an average at the first step, whether or not the gate is open: it is the weight as it is.
+            value = ops.where(ops.equal(slot.average_by.iterations, 0), _copy(slot.owner), value)
+        yield slot.variable, value, mask
+
+
+def _copy(variable: Any) -> Any:
+    return ops.stop_gradient(ops.copy(ops.convert_to_tensor(variable)))
+
+
+def _slots(optimizer: Any) -> Sequence[Slot]:
+    """The state that an optimizer, or those it is made of, keeps for each variable."""
+    memory, present = optimizer.__dict__[GUARDED], [id(v) for v in optimizer.variables]
+    if memory.known != present:  # the first time, and when one that it is made of has been built since
+        members = [member for member in getattr(optimizer, "optimizers", [optimizer]) if member.built]
+        memory.slots, memory.known = [slot for member in members for slot in _slots_of(member)], present
+    return memory.slots
+
+
+def _slots_of(optimizer: Any) -> Iterator[Slot]:
+    """Build a copy whose state is one number each, and see for which variable it is made. The order is the same."""
+    variables = _Noting(keras_private.trained_by(optimizer))
+    owners: dict[int, Any] = {}
+
+    def add_from(original: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+        variables.current = reference_variable
+        return original(reference_variable, *args, **kwargs)
+
+    def add(original: Any, shape: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original((), *args, **kwargs)
+        owners[id(made)] = variables.current
+        return made
+
+    with ExitStack() as stack:
+        stack.enter_context(backend.outside_of_graphs())
+        stack.enter_context(keras_private.outside_of_scopes())
+        with keras.StatelessScope([(v, ops.zeros((), v.dtype)) for v in optimizer.variables if not v.shape]):
+            config = optimizer.get_config()  # for which Keras reads the learning rate, and JAX has it not
+        copy = type(optimizer).from_config(config)
+        stack.enter_context(hooked(copy, "add_variable_from_reference", add_from))
+        stack.enter_context(hooked(copy, "add_variable", add))
+        copy.build(variables)
+    if len(copy.variables) != len(optimizer.variables):
+        raise GateError(
+            f"{optimizer.name!r} keeps {len(optimizer.variables)} variables, a copy of it {len(copy.variables)}: which "
+            "are a gate's is not known. Its get_config() should have all that it is made with."
+        )
+    averages = {id(v) for v in keras_private.averages_of(optimizer)}
+    for own, twin in zip(optimizer.variables, copy.variables):
+        owner = owners.get(id(twin))
+        if owner is not None:
+            yield Slot(own, owner, optimizer if id(own) in averages else None)
+
+
+class _Noting(list):
+    """A list that knows which of its entries a loop has come to."""
+
+    current: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        for self.current in super().__iter__():
+            yield self.current
+        self.current = None

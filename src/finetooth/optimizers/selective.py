@@ -1,0 +1,319 @@
+"""SelectiveOptimizer: any Keras optimizer, for a part of what it is given."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from ..backends.tensor_region import Place, assign_whole, wide
+from ..errors import TuningError
+from ..parts.part import Part, check_trainable
+from ..regions.indexing import view
+from ..regions.region import Region, Whole
+from ..selection.selection import Selection
+from .wrapper import Wrapper, built_state, copy_of
+
+
+@keras.saving.register_keras_serializable(package="finetooth")
+class SelectiveOptimizer(Wrapper):
+    """Trains the selected elements of the variables it is given, and leaves every bit of the others as it is.
+
+    For loops of one's own, over variables of any kind that `Part` knows. It works in `fit` too, where `tune` is better:
+    that saves the gradients of what is frozen as well. Gradients are given for whole variables, dense or sparse. The
+    selected elements are taken from them, rows that repeat are summed, and the inner optimizer sees small variables
+    that hold only these elements: its state, clipping, decay and averages are theirs alone. Then they are written in
+    place. Constraints act on the whole variable and reach the selected elements.
+
+    Args:
+        inner_optimizer: Any Keras optimizer that has not been used yet.
+        selection: A `Selection`, a mapping from variable paths to what `Part` takes as `at`, or pairs of a variable
+            and such an `at`. Variables that do not occur are frozen. A path is the whole path of a variable; only the
+            model's name, with which the paths of all variables begin or do not, may be left out.
+
+    >>> import keras, numpy as np, finetooth as ft
+    >>> table = keras.Variable(np.ones((4, 2), "float32"), name="table")
+    >>> optimizer = ft.SelectiveOptimizer(keras.optimizers.AdamW(0.5), [(table, np.s_[1])])
+    >>> optimizer.apply([keras.ops.ones((4, 2))], [table])
+    >>> (table.numpy() == 1).all(axis=1).tolist()
+    [True, False, True, True]
+    """
+
+    def __init__(self, inner_optimizer: keras.optimizers.Optimizer, selection: Any, name: str | None = None):
+        super().__init__(inner_optimizer, name)
+        # Past Keras' tracking, which wraps lists and dictionaries.
+        self.__dict__["_wanted"] = _wanted(selection)
+        self.__dict__["_paths"] = _paths_known_to(selection)  # of all variables to come, in order, or empty
+        self.__dict__["_parts"] = {}
+        self.__dict__["_seen"] = {}  # what the inner optimizer is given in the place of each variable, by position
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Make the small variables for the selected elements, and the inner optimizer's state for them."""
+        if self.built:
+            return
+        variables = list(variables)
+        regions = self._matched(variables)
+        for i, variable in enumerate(variables):
+            if getattr(variable, "overwrite_with_gradient", False):
+                self._seen[i] = variable  # its gradient simply replaces it
+            elif i in regions:
+                check_trainable(variable, _name(variable))
+                if _trains_itself(variable, regions[i]):
+                    self._seen[i] = variable
+                    continue
+                self._parts[i] = Part(variable, regions[i])
+                self._seen[i] = self._compact_variable(variable, self._parts[i])
+        made = built_state(self.inner_optimizer, list(self._seen.values()))
+        self.__dict__["_state"] = [(list(self._seen)[position], state) for position, state in made]
+        self.__dict__["_regions"] = regions
+        self.__dict__["_places"] = {i: Place(region) for i, region in regions.items()}
+        self._digest = _digest(regions, len(variables))
+        self.build_wrapper(variables)
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        """Update the selected elements by gradients of the whole variables."""
+        positions = self.positions(grads, trainable_variables)
+        self._refresh(positions)
+        pairs = self._inner_pairs(grads, positions)
+        if pairs:
+            self.inner_optimizer.apply([g for g, _ in pairs], [v for _, v in pairs])
+        self._write(positions)
+
+    def stateless_apply(self, optimizer_variables: Any, grads: Any, trainable_variables: Any) -> Any:
+        """As Keras has it; the inner optimizer's own `stateless_apply` is used."""
+        self.check_stateless(optimizer_variables, trainable_variables)
+        positions = list(range(len(self.trained)))
+        state = [*zip(self.trained, trainable_variables), *zip(self.variables, optimizer_variables)]
+        with keras.StatelessScope(state_mapping=state) as scope:
+            self._refresh(positions)
+            pairs = self._inner_pairs(grads, positions, leave_out_missing=False)
+            inner = self.inner_optimizer
+            values, inner_state = inner.stateless_apply(
+                [keras.ops.copy(v) for v in inner.variables],  # which PyTorch would write
+                [g for g, _ in pairs],
+                [keras.ops.copy(v) for _, v in pairs],
+            )
+            for (_, variable), value in zip(pairs, values):
+                variable.assign(value)
+            for variable, value in zip(inner.variables, inner_state):
+                variable.assign(value)
+            self._write(positions)
+        new = [[scope.get_current_value(v) for v in variables] for variables in (self.trained, self.variables)]
+        return tuple(new)
+
+    def finalize_variable_values(self, var_list: Any) -> None:
+        """At the end of training: averages, where the inner optimizer keeps them, become the values."""
+        if not self.keeps_averages:
+            return
+        positions = self.positions(var_list, var_list)
+        self._refresh(positions)
+        self.inner_optimizer.finalize_variable_values(list(self._seen.values()))
+        self._write(positions)
+
+    def reselected(self, selection: Any) -> SelectiveOptimizer:
+        """A new optimizer for another selection of the same variables.
+
+        It goes on where this one is. Elements that stay selected keep their state, those that are new begin with none.
+        """
+        if self.keeps_averages:
+            raise TuningError("Averages of elements that were not selected do not exist. Leave use_ema out.")
+        new = SelectiveOptimizer(copy_of(self.inner_optimizer), selection)
+        if not self.built:
+            return new
+        new.build(self.trained)
+        mine, theirs = self._state_by_variable(), new._state_by_variable()
+        for i in self._parts.keys() & new._parts.keys():  # in the precision of training
+            mine[i].append(self._seen[i])
+            theirs[i].append(new._seen[i])
+        for i in mine.keys() & theirs.keys():
+            olds, news = self._regions[i].flat(), new._regions[i].flat()
+            _, here, there = np.intersect1d(olds, news, assume_unique=True, return_indices=True)
+            for old, state in zip(mine[i], theirs[i]):
+                value = np.array(keras.ops.convert_to_numpy(state.value))
+                value.reshape(-1)[there] = keras.ops.convert_to_numpy(old.value).reshape(-1)[here]
+                state.assign(value)
+        for old, state in zip(self._shared_state(), new._shared_state()):
+            state.assign(old)
+        return new
+
+    def get_config(self) -> dict[str, Any]:
+        selection: dict[str, Any] = {}
+        matched = [(self._paths[i], region) for i, region in self._regions.items()] if self.built else self._wanted
+        for key, index in matched:
+            name = _name(key)
+            shape = index.shape if isinstance(index, Region) else getattr(key, "shape", None)
+            if not name or shape is None:
+                raise TuningError("A selection is saved by paths of variables and regions; give a Selection instead.")
+            if name in selection:
+                raise TuningError(f"Two selected variables have the path {name!r}; only paths are saved. Rename one.")
+            selection[name] = view(shape, index).region.to_dict()
+        return {**super().get_config(), "selection": selection, "paths": self._paths}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> SelectiveOptimizer:
+        config = cls.with_inner(config, custom_objects)
+        config["selection"] = {path: Region.from_dict(region) for path, region in config["selection"].items()}
+        paths = config.pop("paths", [])
+        optimizer = cls(**config)
+        optimizer.__dict__["_paths"] = paths
+        return optimizer
+
+    def save_own_variables(self, store: Any) -> None:
+        super().save_own_variables(store)
+        if self.built:
+            store["selection"] = self._digest
+
+    def load_own_variables(self, store: Any) -> None:
+        """Load the state, which must be that of the same selection."""
+        saved = store.keys()
+        if saved and ("selection" not in saved or not np.array_equal(np.array(store["selection"]), self._digest)):
+            raise TuningError(
+                f"The saved state of {self.name!r} belongs to another selection. Use the one it was saved with, or "
+                "train with a new optimizer."
+            )
+        super().load_own_variables({key: store[key] for key in saved if key != "selection"})
+
+    def _state_by_variable(self) -> dict[int, list[Any]]:
+        """What the inner optimizer keeps for the elements of each variable."""
+        kept: dict[int, list[Any]] = {i: [] for i in self._regions}
+        for i, state in self._state:
+            kept[i].append(state)
+        return kept
+
+    def _shared_state(self) -> list[Any]:
+        """What the inner optimizer keeps once for all elements: its count of steps, its rate."""
+        kept = {id(state) for _, state in self._state}
+        return [state for state in self.inner_optimizer.variables if id(state) not in kept]
+
+    def _matched(self, variables: list[Any]) -> dict[int, Region]:
+        """The region of each variable that has one, by position. What is selected must be among the variables."""
+        regions: dict[int, Region] = {}
+        names = [_name(variable) for variable in variables]
+        if _are_the_same(self._paths, names):
+            names = self._paths
+        self.__dict__["_paths"] = names
+        for key, index in self._wanted:
+            if isinstance(key, str):
+                found = _positions(key, names)
+            else:
+                found = [i for i, variable in enumerate(variables) if variable is key]
+            if len(found) != 1:
+                problem = f"several of the variables could be meant: {[names[i] for i in found]}"
+                if not found:
+                    problem = f"none of the variables has that path: {names}"
+                raise TuningError(
+                    f"{_name(key)!r} is selected, and {problem}. Give a whole path, or a pair (variable, index)."
+                )
+            (i,) = found
+            region = view(variables[i].shape, index).region
+            regions[i] = regions[i] | region if i in regions else region
+        if not any(region.size for region in regions.values()):
+            raise TuningError("Nothing is selected: there is nothing to train.")
+        return {i: region for i, region in sorted(regions.items()) if region.size}
+
+    def _compact_variable(self, variable: Any, part: Part) -> Any:
+        compact = self.add_variable(
+            shape=part.shape,
+            dtype=wide(keras.backend.standardize_dtype(variable.dtype)),
+            name=f"{_name(variable).replace('/', '_').replace(':', '_')}_part",
+        )
+        assign_whole(compact, keras.ops.cast(part.read(), compact.dtype))
+        return compact
+
+    def _refresh(self, positions: Iterable[int]) -> None:
+        """Somebody may have changed the variables since. What still agrees keeps the precision it was trained in."""
+        for i in positions:
+            if i in self._parts:
+                part, compact = self._parts[i], self._seen[i]
+                now, known = part.read(), keras.ops.convert_to_tensor(compact)
+                same = keras.ops.equal(keras.ops.cast(known, now.dtype), now)
+                assign_whole(compact, keras.ops.where(same, known, keras.ops.cast(now, compact.dtype)))
+
+    def _inner_pairs(
+        self, grads: Sequence[Any], positions: Sequence[int], leave_out_missing: bool = True
+    ) -> list[tuple[Any, Any]]:
+        pairs = []
+        for i, gradient in zip(positions, grads):
+            seen = self._seen.get(i)
+            if seen is None or (gradient is None and leave_out_missing):
+                continue
+            if gradient is not None and i in self._regions:
+                gradient = keras.ops.cast(self._places[i].gather_gradient(gradient), seen.dtype)
+            pairs.append((gradient, seen))
+        return pairs
+
+    def _write(self, positions: Iterable[int]) -> None:
+        for i in positions:
+            if i not in self._parts:
+                continue
+            part, value = self._parts[i], keras.ops.convert_to_tensor(self._seen[i])
+            value = keras.ops.cast(value, keras.backend.standardize_dtype(self.trained[i].dtype))
+            constraint = getattr(self.trained[i], "constraint", None)
+            if constraint is not None:
+                whole = keras.ops.convert_to_tensor(self.trained[i])
+                value = part.gather(constraint(part.place.scatter(whole, value)))
+                assign_whole(self._seen[i], keras.ops.cast(value, self._seen[i].dtype))
+            part.assign(value)
+
+
+def _wanted(selection: Any) -> list[tuple[Any, Any]]:
+    """Pairs of a variable, or the path of one, and an index or region."""
+    if isinstance(selection, Selection):
+        known = selection.weights
+        return [(path if (v := known[path].variable()) is None else v, region) for path, region in selection.items()]
+    if isinstance(selection, Mapping):
+        return list(selection.items())
+    if isinstance(selection, Iterable) and not isinstance(selection, str):
+        pairs = list(selection)
+        if all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+            return pairs
+    raise TuningError(
+        "Expected a Selection, a mapping from paths to indices, or pairs (variable, index); received "
+        f"{selection!r:.200} of type {type(selection).__name__}."
+    )
+
+
+def _trains_itself(variable: Any, region: Region) -> bool:
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    return isinstance(variable, keras.Variable) and isinstance(region, Whole) and wide(dtype) == dtype
+
+
+def _paths_known_to(selection: Any) -> list[str]:
+    """The paths of all weights of a selection's model."""
+    if not isinstance(selection, Selection):
+        return []
+    return [_name(path if (v := weight.variable()) is None else v) for path, weight in selection.weights.items()]
+
+
+def _positions(path: str, names: list[str]) -> list[int]:
+    """Which of the variables a path names: in full, or without the model's name.
+
+    Keras' paths begin with that or not, depending on when a layer was built. It is what all of them begin with.
+    """
+    accepted = {path}
+    first = {name.partition("/")[0] for name in names if "/" in name}
+    if len(first) == 1 and all("/" in name for name in names) and "/" in path:
+        accepted.add(f"{first.pop()}/{path}")
+    return [i for i, name in enumerate(names) if name in accepted]
+
+
+def _are_the_same(saved: list[str], names: list[str]) -> bool:
+    """Whether these are the paths of the same variables in the same order, with or without names of outer models."""
+    ends = ((f"/{a}", f"/{b}") for a, b in zip(saved, names))
+    return len(saved) == len(names) and all(a.endswith(b) or b.endswith(a) for a, b in ends)
+
+
+def _name(variable: Any) -> str:
+    return (
+        variable if isinstance(variable, str) else getattr(variable, "path", None) or str(getattr(variable, "name", ""))
+    )
+
+
+def _digest(regions: Mapping[int, Region], count: int) -> np.ndarray:
+    """The selection in 32 bytes, to know it again."""
+    plain = json.dumps([count, {i: region.to_dict() for i, region in regions.items()}], sort_keys=True)
+    return np.frombuffer(hashlib.sha256(plain.encode()).digest(), np.uint8)

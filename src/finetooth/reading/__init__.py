@@ -1,1 +1,0 @@
-"""How layers read a base variable together with its part."""

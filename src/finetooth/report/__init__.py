@@ -1,1 +1,0 @@
-"""Facts to what a person reads."""
