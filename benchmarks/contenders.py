@@ -198,10 +198,10 @@ class Task:
     make: Callable[[], keras.Model]
     loss: Any
 
-    def finetooth(self, data: Data, *what: Any, reading: str = "auto", **options: Any) -> Fit:
+    def finetooth(self, data: Data, *what: Any, layer_rules: bool = True, **options: Any) -> Fit:
         model, weights = started(self.make)
         part = ft.select(model, *what)
-        ft.tune(model, part, reading=reading)
+        ft.tune(model, part, layer_rules=layer_rules)
         return Fit(model, weights, data, dict(part.items())).compile(self.loss, **options)
 
     def cached(self, data: Data, *what: Any) -> Fit:

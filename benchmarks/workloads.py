@@ -49,7 +49,7 @@ def slices(width: int = 1024, depth: int = 4) -> Workload:
     contenders: dict[str, Make] = {
         "finetooth": lambda data: task.finetooth(data, what),
         "finetooth, own loop": lambda data: own_loop(task, data, what),
-        "finetooth, composed read": lambda data: task.finetooth(data, what, reading="composed"),
+        "finetooth, composed read": lambda data: task.finetooth(data, what, layer_rules=False),
         "full": task.full,
         "masked gradient": lambda data: task.masked(data, what),
         "masked gradient, AdamW": lambda data: task.masked(data, what, optimizer=keras.optimizers.AdamW),
@@ -87,7 +87,7 @@ def transformers(width: int = 256, tokens: int = 128) -> Workload:
         {
             "finetooth": lambda data: task.finetooth(data, *together),
             "finetooth, scattered": lambda data: task.finetooth(data, *scattered),
-            "finetooth, composed read": lambda data: task.finetooth(data, *together, reading="composed"),
+            "finetooth, composed read": lambda data: task.finetooth(data, *together, layer_rules=False),
             "full": lambda data: task.full(data.share(0.5)),
             "masked gradient": lambda data: task.masked(data.share(0.5), *together),
             "Keras enable_lora(8)": lambda data: task.lora(data.share(0.5), *together),
@@ -196,7 +196,7 @@ def convolutions(side: int = 16, channels: int = 128) -> Workload:
         images(side, channels),
         {
             "finetooth": lambda data: task.finetooth(data, what),
-            "finetooth, composed read": lambda data: task.finetooth(data, what, reading="composed"),
+            "finetooth, composed read": lambda data: task.finetooth(data, what, layer_rules=False),
             "full": task.full,
             "masked gradient": lambda data: task.masked(data, what),
             "biases only (floor)": task.biases,

@@ -113,12 +113,12 @@ def only(*names: str) -> Prepare:
     return prepare
 
 
-def tuned(*what: Any, reading: str = "auto") -> Prepare:
+def tuned(*what: Any, layer_rules: bool = True) -> Prepare:
     """Let finetooth train a selection: what `ft.select` takes, or a function of the model that gives such things."""
 
     def prepare(model: keras.Model) -> ft.Selection:
         selection = ft.select(model, *chosen(model, what))
-        ft.tune(model, selection, reading=reading)
+        ft.tune(model, selection, layer_rules=layer_rules)
         return selection
 
     return prepare

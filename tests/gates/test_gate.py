@@ -378,12 +378,12 @@ def test_masks_pass_through_a_gate():
             )
 
 
-@pytest.mark.parametrize("reading", ["auto", "composed"])
-def test_a_part_behind_a_gate_trains_only_while_it_is_open(reading):
+@pytest.mark.parametrize("layer_rules", [True, False])
+def test_a_part_behind_a_gate_trains_only_while_it_is_open(layer_rules):
     when = switch(0.0)
     model = sequence(dense("a"), ft.Gate(dense("b"), when=when, name="gate"), dense("c"))
     part = ft.select(model, "gate/b/kernel[:, :2]", "c/*")
-    with ft.tune(model, part, reading=reading) as tuning:
+    with ft.tune(model, part, layer_rules=layer_rules) as tuning:
         model.compile(keras.optimizers.AdamW(0.1), "mse")
         before = values(model)
         model.fit(X, Y, verbose=0)

@@ -86,13 +86,13 @@ def step(model, kinds, mode):
     model.train_on_batch(x, y)
 
 
-def train(grids, kinds=KINDS, reading="auto", mode=QUICK, dtype="float32"):
+def train(grids, kinds=KINDS, layer_rules=True, mode=QUICK, dtype="float32"):
     """The weights before and after a step of slices, by path; and how each slice got its gradient."""
     model = model_of(*kinds, dtype=dtype)
     before, x = values(model), inputs_for(*kinds)
     outputs = keras.ops.convert_to_numpy(model(x))
     part = ft.select(model, *grids.items(), "*_below/bias[1:]")
-    with ft.tune(model, part, reading=reading) as tuning:
+    with ft.tune(model, part, layer_rules=layer_rules) as tuning:
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(model(x)), outputs)
         step(model, kinds, mode)
         names = {row[0]: row[-1] for row in tuning.table().rows}
@@ -147,7 +147,7 @@ def uneven_grids(*kinds):
 def test_rules_equal_the_composed_read_and_plain_keras_for_any_grid(data):
     grids = {path: data.draw(grid(shape), label=path) for path, shape in kernels(*KINDS).items()}
     _, by_rule, names = train(grids)
-    _, composed, dense_names = train(grids, reading="composed")
+    _, composed, dense_names = train(grids, layer_rules=False)
     for path, shape in kernels(*KINDS).items():
         whole = at(shape, grids[path]).size == math.prod(shape)
         assert (names[path], dense_names[path]) == (("own", "own") if whole else ("slice", "dense"))
@@ -172,7 +172,7 @@ if BACKEND == "tensorflow":
 def test_rules_in_low_precision(dtype):
     kinds = ("causal", "separable", "transposed")
     before, by_rule, names = train(uneven_grids(*kinds), kinds, dtype=dtype)
-    _, composed, _ = train(uneven_grids(*kinds), kinds, "composed", dtype=dtype)
+    _, composed, _ = train(uneven_grids(*kinds), kinds, False, dtype=dtype)
     assert set(names.values()) == {"slice"}
     check_steps(by_rule, composed, before, names, 0.05)
 
@@ -285,9 +285,9 @@ def _flat(equations):
     ],
 )
 def test_no_dense_gradient_is_computed(kind, index, computed):
-    for reading, size in (("auto", computed), ("composed", math.prod(*kernels(kind).values()))):
+    for layer_rules, size in ((True, computed), (False, math.prod(*kernels(kind).values()))):
         model = model_of(kind)
-        with ft.tune(model, ft.select(model, (f"{kind}/kernel", index)), reading=reading):
+        with ft.tune(model, ft.select(model, (f"{kind}/kernel", index)), layer_rules=layer_rules):
             assert gradient_sizes(model, inputs_for(kind, examples=7)) == {size}
 
 
@@ -302,7 +302,7 @@ def test_a_separable_layer_reads_each_kernel_in_its_own_way():
         ({first: np.s_[:], second: np.s_[..., 2:5, 1]}, {first: "own", second: "slice"}),
     ):
         before, by_rule, names = train(grids, ["separable"])
-        _, composed, _ = train(grids, ["separable"], "composed")
+        _, composed, _ = train(grids, ["separable"], False)
         assert names == expected
         for path in by_rule:
             np.testing.assert_allclose(by_rule[path], composed[path], 1e-5, 2e-6, err_msg=path)
@@ -312,11 +312,11 @@ def test_a_separable_layer_reads_each_kernel_in_its_own_way():
 @pytest.mark.parametrize("options", [{"padding": "same"}, {"padding": "same", "strides": 2}, {"strides": 2}])
 def test_inputs_of_any_size(options):
     results = []
-    for reading in ("auto", "composed"):
+    for layer_rules in (True, False):
         keras.utils.set_random_seed(0)
         layers = [L.Conv2D(4, 3, **options, name="layer"), L.GlobalAveragePooling2D(), L.Dense(2)]
         model = keras.Sequential([keras.Input((None, None, 3)), *layers])
-        with ft.tune(model, "layer/kernel[1:, 2, :2, 1:]", reading=reading):
+        with ft.tune(model, "layer/kernel[1:, 2, :2, 1:]", layer_rules=layer_rules):
             model.compile(keras.optimizers.SGD(1.0), "mse")
             for size in (6, 7):
                 x = np.random.default_rng(size).normal(size=(2, size, size + 1, 3))
@@ -348,7 +348,7 @@ if BACKEND == "torch":
     def test_compiled_layers_of_several_shapes():
         kinds = ("image", "depthwise")
         grids = uneven_grids(*kinds)
-        _, composed, _ = train(grids, kinds, "composed")
+        _, composed, _ = train(grids, kinds, False)
         _, compiled, names = train(grids, kinds, mode={"jit_compile": True})
         assert set(names.values()) == {"slice"}
         for path in compiled:

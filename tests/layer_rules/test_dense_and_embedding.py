@@ -55,14 +55,14 @@ def model_of(kind, dtype="float32"):
     return keras.Model(inputs, L.Dense(2, name="head", dtype=dtype)(x))
 
 
-def train(kind, index, dtype="float32", reading="auto", steps=2):
+def train(kind, index, dtype="float32", layer_rules=True, steps=2):
     model = model_of(kind, dtype)
     before = values(model)
     rng = np.random.default_rng(0)
     x, y = rng.uniform(0, 0.8, (6, *KINDS[kind](dtype)[0])), rng.normal(size=(6, 2))
     other = "layer/bias[0]" if kind == "dense" else "head/bias"
     part = ft.select(model, (f"layer/{KINDS[kind](dtype)[2]}", index), other)
-    with ft.tune(model, part, reading=reading) as tuning:
+    with ft.tune(model, part, layer_rules=layer_rules) as tuning:
         model.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse")
         for _ in range(steps):
             model.train_on_batch(x, y)
@@ -94,7 +94,7 @@ def test_a_rule_equals_the_composed_read_for_any_grid(kind, data):
     shape = tuple(values(model_of(kind))[f"layer/{name}"].shape)
     index = data.draw(grids(shape, whole_rows=kind == "table"))
     before, by_rule, gradients = train(kind, index)
-    _, composed, dense_gradients = train(kind, index, reading="composed")
+    _, composed, dense_gradients = train(kind, index, layer_rules=False)
     whole = at(shape, index).size == int(np.prod(shape))
     assert gradients[f"layer/{name}"] == ("own" if whole else "rows" if kind == "table" else "slice")
     assert dense_gradients[f"layer/{name}"] == ("own" if whole else "dense")
@@ -108,7 +108,7 @@ def test_a_rule_equals_the_composed_read_for_any_grid(kind, data):
 def test_rules_in_low_precision(kind, dtype):
     index = np.s_[1:3]
     before, by_rule, gradients = train(kind, index, dtype)
-    _, composed, _ = train(kind, index, dtype, reading="composed")
+    _, composed, _ = train(kind, index, dtype, layer_rules=False)
     check_steps(by_rule, composed, before, gradients, 0.05)
 
 
@@ -144,13 +144,13 @@ def test_a_table_that_another_layer_reads_too_is_right_in_both():
             return keras.ops.matmul(x, keras.ops.transpose(self.table.embeddings))
 
     results = []
-    for reading in (None, "auto", "composed"):
+    for layer_rules in (None, True, False):
         keras.backend.clear_session(free_memory=False)
         keras.utils.set_random_seed(0)
         words = keras.Input((4,), dtype="int32")
         embedding = L.Embedding(7, 3, name="table")
         model = keras.Model(words, Head(embedding, name="head")(embedding(words)))
-        tuning = ft.tune(model, "**/embeddings[2:5]", reading=reading) if reading else None
+        tuning = ft.tune(model, "**/embeddings[2:5]", layer_rules=layer_rules) if layer_rules is not None else None
         model.compile(keras.optimizers.SGD(1.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         tokens = np.array([[2, 2, 3, 0], [4, 6, 2, 1]])
         model.train_on_batch(tokens, np.roll(tokens, 1, axis=1))
@@ -164,13 +164,13 @@ def test_a_table_that_another_layer_reads_too_is_right_in_both():
 
 def test_a_shared_layer_reads_its_part_twice():
     results = []
-    for reading in ("auto", "composed"):
+    for layer_rules in (True, False):
         keras.backend.clear_session(free_memory=False)
         keras.utils.set_random_seed(0)
         inputs = keras.Input((4,))
         layer = L.Dense(4, "tanh", name="twice")
         model = keras.Model(inputs, layer(layer(inputs)))
-        with ft.tune(model, "twice/kernel[1:3]", reading=reading):
+        with ft.tune(model, "twice/kernel[1:3]", layer_rules=layer_rules):
             model.compile(keras.optimizers.Adam(0.1), "mse")
             rng = np.random.default_rng(0)
             model.fit(rng.normal(size=(12, 4)), rng.normal(size=(12, 4)), batch_size=4, shuffle=False, verbose=0)
@@ -180,12 +180,12 @@ def test_a_shared_layer_reads_its_part_twice():
 
 def test_integer_inputs_are_promoted_as_keras_does():
     results = []
-    for reading in ("auto", "composed"):
+    for layer_rules in (True, False):
         keras.backend.clear_session(free_memory=False)
         keras.utils.set_random_seed(0)
         inputs = keras.Input((4,), dtype="int32")
         model = keras.Model(inputs, L.Dense(3, name="d")(inputs))
-        with ft.tune(model, "d/kernel[1:3]", reading=reading):
+        with ft.tune(model, "d/kernel[1:3]", layer_rules=layer_rules):
             model.compile("sgd", "mse")
             model.train_on_batch(np.arange(8).reshape(2, 4), np.ones((2, 3)))
         results.append(values(model)["d/kernel"])
@@ -223,13 +223,13 @@ def test_ranges_are_widened_to_a_round_length(where, length, wide, within, monke
 def test_a_widened_range_trains_what_is_selected(index, monkeypatch):
     """As on devices whose matrix units want slices of a round length."""
     results = []
-    for reading, alignment in (("auto", 8), ("auto", 1), ("composed", 1)):
+    for layer_rules, alignment in ((True, 8), (True, 1), (False, 1)):
         monkeypatch.setattr(linear.backend, "alignment", lambda alignment=alignment: alignment)
         keras.backend.clear_session(free_memory=False)
         keras.utils.set_random_seed(0)
         model = keras.Sequential([keras.Input((16,)), L.Dense(20, "tanh", name="d"), L.Dense(2, name="h")])
         before = values(model)
-        with ft.tune(model, ft.select(model, ("d/kernel", index)), reading=reading) as tuning:
+        with ft.tune(model, ft.select(model, ("d/kernel", index)), layer_rules=layer_rules) as tuning:
             model.compile("sgd", "mse")
             model.train_on_batch(np.linspace(-1, 1, 96).reshape(6, 16), np.ones((6, 2)))
         assert moved_outside(before, values(model), tuning.selection) == {}
@@ -267,22 +267,22 @@ if keras.backend.backend() != "tensorflow":  # whose compiler decides what is ke
     def test_no_more_of_the_input_is_kept_than_the_part_needs():
         x = np.random.default_rng(0).normal(size=(50, 16)).astype("float32")
         largest = {}
-        for reading in ("auto", "composed"):
+        for layer_rules in (True, False):
             keras.backend.clear_session(free_memory=False)
             model = keras.Sequential([keras.Input((16,)), L.Dense(8, name="d")])
-            with ft.tune(model, "d/kernel[3:5]", reading=reading):
-                largest[reading] = kept_for_backward(model, x)[0]
-        assert largest["auto"] <= 16 * 8  # at most the kernel; of the input, 50 x 2
-        assert largest["composed"] >= 50 * 16  # all of the input
+            with ft.tune(model, "d/kernel[3:5]", layer_rules=layer_rules):
+                largest[layer_rules] = kept_for_backward(model, x)[0]
+        assert largest[True] <= 16 * 8  # at most the kernel; of the input, 50 x 2
+        assert largest[False] >= 50 * 16  # all of the input
 
 
-def penalty(reading):
+def penalty(layer_rules):
     """The gradient for the part of a gradient penalty: a second derivative of the model, in each backend's own way."""
     keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((4,)), L.Dense(5, "tanh", name="a"), L.Dense(2, name="h")])
     x = np.random.default_rng(0).normal(size=(3, 4)).astype("float32")
-    with ft.tune(model, "a/kernel[:2]", reading=reading):
+    with ft.tune(model, "a/kernel[:2]", layer_rules=layer_rules):
         (part,) = model.trainable_variables
         if keras.backend.backend() == "torch":
             import torch
@@ -313,13 +313,13 @@ def penalty(reading):
 
 
 def test_second_derivatives_are_right_or_refused():
-    expected = penalty("composed")
+    expected = penalty(False)
     assert np.abs(expected).max() > 0.1
     if keras.backend.backend() == "torch":
-        with pytest.raises(ft.TuningError, match="composed"):
-            penalty("auto")
+        with pytest.raises(ft.TuningError, match="layer_rules=False"):
+            penalty(True)
     else:
-        np.testing.assert_allclose(penalty("auto"), expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(penalty(True), expected, rtol=1e-4, atol=1e-5)
 
 
 if keras.backend.backend() == "torch":
@@ -329,10 +329,10 @@ if keras.backend.backend() == "torch":
         import torch
 
         results = []
-        for reading in ("auto", "composed"):
+        for layer_rules in (True, False):
             model = model_of("dense")
             x, y = torch.ones((6, 4)), torch.ones((6, 2))
-            with ft.tune(model, "layer/kernel[[0, 2], 1:3]", reading=reading):
+            with ft.tune(model, "layer/kernel[[0, 2], 1:3]", layer_rules=layer_rules):
                 optimizer = torch.optim.AdamW([v.value for v in model.trainable_variables], lr=0.1, fused=True)
                 for _ in range(3):
                     optimizer.zero_grad()

@@ -83,7 +83,7 @@ def back_projection(dtype):
 KINDS = {f.__name__: f for f in (dense, dense_over_time, projection, back_projection)}
 
 
-def trained(kind, way, reading, dtype="float32"):
+def trained(kind, way, layer_rules, dtype="float32"):
     """The weights after a step of plain Keras, or of the part alone; and the way that the table names."""
     keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
@@ -95,8 +95,8 @@ def trained(kind, way, reading, dtype="float32"):
     x, y = rng.normal(size=(6, *shape)), rng.normal(size=(6, 2))
     mask = MASKS[way].reshape(layer.kernel.shape)
     name, tuning = None, None
-    if reading:
-        tuning = ft.tune(model, ft.select(model, (layer.kernel, mask)), reading=reading)
+    if layer_rules is not None:
+        tuning = ft.tune(model, ft.select(model, (layer.kernel, mask)), layer_rules=layer_rules)
         ((*_, name),) = tuning.table().rows
     model.compile(keras.optimizers.SGD(0.5), "mse")
     model.train_on_batch(x, y)
@@ -111,7 +111,7 @@ def trained(kind, way, reading, dtype="float32"):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_equals_plain_keras(kind, way):
     expected, before, _ = trained(kind, way, None)
-    by_rule, _, name = trained(kind, way, "auto")
+    by_rule, _, name = trained(kind, way, True)
     assert name == way
     assert (np.abs(expected - before) > 1e-4).mean() > 0.5
     np.testing.assert_allclose(by_rule, expected, rtol=1e-4, atol=1e-5)
@@ -120,8 +120,8 @@ def test_a_step_equals_plain_keras(kind, way):
 @pytest.mark.parametrize("way", MASKS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_precisions(dtype, way):
-    by_rule, before, _ = trained("dense", way, "auto", dtype)
-    composed, _, name = trained("dense", way, "composed", dtype)
+    by_rule, before, _ = trained("dense", way, True, dtype)
+    composed, _, name = trained("dense", way, False, dtype)
     assert name == "dense"
     check_steps({"kernel": by_rule}, {"kernel": composed}, {"kernel": before}, ["kernel"], 0.05)
 

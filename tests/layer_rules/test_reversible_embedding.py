@@ -11,7 +11,7 @@ L = keras.layers
 TOKENS = np.array([[2, 2, 3, 0], [4, 6, 2, 1], [5, 3, 3, 2]])
 
 
-def trained(selection, reading, steps=2, **options):
+def trained(selection, layer_rules, steps=2, **options):
     """Weights before and after some steps of plain Keras or of the part alone, and the names in the table."""
     keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)
@@ -21,9 +21,9 @@ def trained(selection, reading, steps=2, **options):
     model = keras.Model(words, table(hidden, reverse=True))
     before = values(model)
     names, tuning = {}, None
-    if reading:
+    if layer_rules is not None:
         chosen = [selection] if isinstance(selection, str) else selection
-        tuning = ft.tune(model, ft.select(model, *chosen), reading=reading)
+        tuning = ft.tune(model, ft.select(model, *chosen), layer_rules=layer_rules)
         names = {row[0]: row[-1] for row in tuning.table().rows}
     model.compile(keras.optimizers.SGD(1.0), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     for _ in range(steps):
@@ -58,7 +58,7 @@ CASES = {
 def test_one_step_equals_plain_keras_in_both_directions(case):
     selection, options, names = CASES[case]
     before, expected, _ = trained(selection, None, steps=1, **options)
-    _, after, shown = trained(selection, "auto", steps=1, **options)
+    _, after, shown = trained(selection, True, steps=1, **options)
     assert shown == names
     keras.backend.clear_session(free_memory=False)
     for path in names:
@@ -71,13 +71,13 @@ def test_one_step_equals_plain_keras_in_both_directions(case):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "mixed_bfloat16"])
 def test_the_rule_equals_the_composed_read(case, dtype):
     selection, options, _ = CASES[case]
-    before, by_rule, names = trained(selection, "auto", dtype=dtype, **options)
-    _, composed, _ = trained(selection, "composed", dtype=dtype, **options)
+    before, by_rule, names = trained(selection, True, dtype=dtype, **options)
+    _, composed, _ = trained(selection, False, dtype=dtype, **options)
     check_steps(by_rule, composed, before, names, 1e-4 if dtype == "float32" else 0.05)
 
 
 def test_a_projection_in_another_precision():
     selection, options, _ = CASES["tied"]
-    before, by_rule, names = trained(selection, "auto", reverse_dtype="float16", **options)
-    _, composed, _ = trained(selection, "composed", reverse_dtype="float16", **options)
+    before, by_rule, names = trained(selection, True, reverse_dtype="float16", **options)
+    _, composed, _ = trained(selection, False, reverse_dtype="float16", **options)
     check_steps(by_rule, composed, before, names, 0.05)

@@ -304,13 +304,13 @@ def test_an_outer_model_trained_before_cannot_move_what_is_frozen():
 
 if keras.backend.backend() != "tensorflow":  # where Keras cannot train such a model, tuned or not
 
-    @pytest.mark.parametrize("reading", ["auto", "composed"])
-    def test_rematerialised_layers_train(reading):
+    @pytest.mark.parametrize("layer_rules", [True, False])
+    def test_rematerialised_layers_train(layer_rules):
         with keras.RematScope("full"):
             model = keras.Sequential([keras.Input((4,)), L.Dense(3, "tanh", name="d"), L.Dense(2)])
         rng = np.random.default_rng(0)
         x = rng.normal(size=(16, 4)).astype("float32")
-        with ft.tune(model, "d/kernel[:, 1:2]", reading=reading) as tuning:
+        with ft.tune(model, "d/kernel[:, 1:2]", layer_rules=layer_rules) as tuning:
             model(x)
             model.compile("adam", "mse")
             model.fit(x, rng.normal(size=(16, 2)), verbose=0)

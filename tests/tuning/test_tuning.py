@@ -542,6 +542,8 @@ def test_errors_say_what_to_do():
         ft.tune(L.Dense(3), "**")
     with pytest.raises(ft.TuningError, match="statistics"):
         ft.tune(model, "**", statistics="no")
+    with pytest.raises(ft.TuningError, match="layer_rules"):
+        ft.tune(model, "**", layer_rules="composed")
     with pytest.raises(ft.SelectionError, match="Build it first"):
         ft.tune(keras.Sequential([L.Dense(3)]), "**")
     tuning = ft.tune(model, "in/kernel[0]")

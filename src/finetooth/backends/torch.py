@@ -83,7 +83,7 @@ class _Attach(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise TuningError(
                 "A part of a kernel is read in a way that has no second derivatives on PyTorch. "
-                'Use tune(..., reading="composed") for gradient penalties and the like.'
+                "Use tune(..., layer_rules=False) for gradient penalties and the like."
             )
         (kept,) = ctx.saved_tensors
         return None, dy, None, ctx.operation.gradient_part(kept, dy)

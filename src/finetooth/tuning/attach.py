@@ -2,7 +2,7 @@
 
 Every step is a context manager, and `attached` is all of them in one: closing it, or failing half-way, undoes each in
 reverse order. The model keeps its layers and variables; what changes for the time being are trainable flags, the
-variables' class (`reading.compose`), the lists of weights, and a few methods of the instances (`hooks`).
+variables' class (`parts.composed`), the lists of weights, and a few methods of the instances (`hooks`).
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def attached(
     parts: Collection[Trained],
     themselves: Collection[keras.Variable],
     moving: Collection[keras.Variable],
-    only_composed: bool,
+    layer_rules: bool,
 ) -> Iterator[dict[Trained, str]]:
     """While open, the model trains the parts and the variables that train `themselves`, and nothing else.
 
     `moving` are the statistics that layers may update. Gives the names of the rules by which parts are read; a part
-    that has none is composed, and `only_composed` makes that all of them.
+    that has none is composed; without `layer_rules` that is all of them.
     """
     layers = {layer: frozenset(id(v) for v in layer.weights) for layer in keras_private.layers_of(model)}
     with ExitStack() as stack:
@@ -78,7 +78,7 @@ def attached(
         stack.enter_context(saving.plain_view(layers, lambda: _as_before(before, _owned(layers, parts))))
         for part in parts:
             stack.enter_context(compose.composed(part))
-        rules = {} if only_composed else _rules(layers, parts)
+        rules = _rules(layers, parts) if layer_rules else {}
         stack.enter_context(_calls(layers, parts, [*themselves, *moving], rules))
         compile_again = stack.enter_context(training_made_anew(layers))
         for part in parts:

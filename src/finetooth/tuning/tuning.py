@@ -36,7 +36,7 @@ def tune(
     model: keras.Model,
     *what: Any,
     statistics: Literal["frozen", "update"] = "frozen",
-    reading: Literal["auto", "composed"] = "auto",
+    layer_rules: bool = True,
 ) -> Tuning:
     """Train exactly the selected elements of a model, with stock `compile` and `fit`.
 
@@ -49,8 +49,9 @@ def tune(
         *what: What to train, at least one item: a `Selection`, or anything else `select` takes. Several are united.
         statistics: `"frozen"` keeps the statistics of normalisation layers, which then normalise with them as they do
             at inference. `"update"` lets those of layers with selected weights move.
-        reading: `"auto"` lets layers whose backward can cost what the part does read it so (`print(tuning)` says
-            which). `"composed"` makes all of them read the merged tensor, which gives the same results; for debugging.
+        layer_rules: Whether layers that have a rule for it compute the gradient of the part alone (`print(tuning)`
+            says which do). With False every layer reads the merged tensor, which gives the same results and costs a
+            gradient of the whole tensor; for debugging.
 
     >>> import keras, finetooth as ft
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="a"), keras.layers.Dense(1, name="b")])
@@ -64,14 +65,14 @@ def tune(
         raise TuningError(f"`tune` takes a keras.Model; received {model!r} of type {type(model).__name__}.")
     if statistics not in ("frozen", "update"):
         raise TuningError(f'`statistics` is "frozen" or "update"; received {statistics!r}.')
-    if reading not in ("auto", "composed"):
-        raise TuningError(f'`reading` is "auto" or "composed"; received {reading!r}.')
+    if not isinstance(layer_rules, bool):
+        raise TuningError(f"`layer_rules` is True or False; received {layer_rules!r}.")
     if keras_private.is_tuned(model):
         raise TuningError(
             f"{model.name!r}, or a layer or weight of it, is being tuned already. Call finish() or revert() on that "
             "tuning first."
         )
-    return Tuning(model, select(model, *what), statistics, reading)
+    return Tuning(model, select(model, *what), statistics, layer_rules)
 
 
 class Tuning(Shown):
@@ -87,7 +88,7 @@ class Tuning(Shown):
     2
     """
 
-    def __init__(self, model: keras.Model, selection: Selection, statistics: str, reading: str):
+    def __init__(self, model: keras.Model, selection: Selection, statistics: str, layer_rules: bool):
         self.model = model
         self.selection = selection
         weights = selectable(model)
@@ -110,7 +111,7 @@ class Tuning(Shown):
         themselves = [v for path, v in self._selected.items() if path not in self._parts]
         with ExitStack() as stack:
             stack.enter_context(_kept_with(model, self))
-            context = attached(model, self._parts.values(), themselves, self._moving.values(), reading == "composed")
+            context = attached(model, self._parts.values(), themselves, self._moving.values(), layer_rules)
             self._rules = stack.enter_context(context)
             self._attached = stack.pop_all()
         remember(model, self._parts.values())
