@@ -9,7 +9,7 @@ from helpers import copy_of, values
 from keras import ops
 
 import finetooth as ft
-from finetooth.keras_internals.weights import to_numpy
+from finetooth.keras_internals.weights import to_numpy, weights_by_path
 from finetooth.regions import bits
 
 BACKEND = keras.backend.backend()
@@ -272,6 +272,69 @@ def test_what_is_behind_a_closed_gate_stays_there(bad):
     assert not np.concatenate([g.ravel() for g in found]).any()
 
 
+class Shifted(keras.layers.Layer):
+    """Takes tensors by keyword: some per example, nested too, and some of another kind."""
+
+    def build(self, *shapes):
+        self.w = self.add_weight((4,), initializer="ones", name="w")
+
+    def call(self, x, shifts=None, table=None, scale=1.0, absent=None):
+        y = ops.exp(x * self.w) * self.w * ops.cast(scale, x.dtype)
+        if shifts is not None:
+            y = y + ops.exp(self.w * shifts["a"]) + self.w * shifts["b"][0][:, None]
+        return y if table is None else y + ops.sum(table) * self.w
+
+    def compute_output_spec(self, x, **kwargs):
+        return keras.KerasTensor(x.shape, x.dtype)
+
+
+def shifts_of(x):
+    return {"a": x, "b": [x[:, 0]]}
+
+
+@pytest.mark.parametrize("closed", ["frozen", "stop"])
+@pytest.mark.parametrize("by_gate", [True, False])
+def test_closed_examples_are_replaced_in_tensors_given_by_keyword(by_gate, closed):
+    layer = Shifted()
+    layer.build((None, 4))
+    gate = ft.Gate(layer, closed=closed)
+    below = keras.Variable(np.ones(4, "float32"))
+    keep = np.arange(6) > 1
+    x = X.copy()
+    x[:2] = np.nan
+    more = {"table": ops.convert_to_tensor(X[:3]), "scale": ops.convert_to_tensor(2.0), "absent": None}
+
+    def output(first, data, keep):
+        inputs = ops.convert_to_tensor(first) * below
+        options = {"shifts": shifts_of(ops.convert_to_tensor(data)), **more}
+        if by_gate:
+            y = gate(inputs, when=keep, training=True, **options)
+        else:
+            y = ft.gate(layer, inputs, when=keep, closed=closed, **options)
+        return ops.where(ops.reshape(keep, (-1, 1)), y, 0.0)
+
+    def plain():
+        return layer(ops.convert_to_tensor(X[2:]) * below, shifts=shifts_of(ops.convert_to_tensor(X[2:])), **more)
+
+    expected = gradients(plain, [layer.w, below])
+    for own, wanted in zip(gradients(lambda: output(X, x, keep), [layer.w, below]), expected):
+        np.testing.assert_allclose(own, wanted, rtol=1e-4)
+    np.testing.assert_allclose(numbers(compiled(output, X, x, keep))[2:], numbers(plain()), rtol=1e-5)
+
+
+@pytest.mark.parametrize("keyword", [True, False])
+def test_a_closed_gate_sends_zeros_to_layers_below_also_by_keyword(keyword):
+    """With a gradient of zeros a layer decays; with none Keras would leave it out."""
+    data, below = keras.Input((4,)), dense("below")
+    gate = ft.Gate(Shifted(), when=False, closed="stop")
+    y = gate(data, shifts=shifts_of(below(data))) if keyword else gate(below(data))
+    model = keras.Model(data, dense("above")(y))
+    model.compile(keras.optimizers.AdamW(0.1, weight_decay=0.5), "mse")
+    before = numbers(below.kernel)
+    model.fit(X, Y, batch_size=6, verbose=0)
+    np.testing.assert_allclose(numbers(below.kernel), before * 0.95, rtol=1e-5)
+
+
 def test_nan_in_a_skipped_layer_is_not_met():
     layer, when = dense(kernel_initializer=keras.initializers.Constant(np.nan)), switch(0.0)
     model = sequence(dense("a"), ft.Gate(layer, when=when, closed="skip", name="gate"), dense("c"))
@@ -453,7 +516,7 @@ def test_heads(kind, closed, rng):
 
 
 def _paths(model):
-    named = {id(v): path for path, v in ft.naming.weights_by_path(model).items()}
+    named = {id(v): path for path, v in weights_by_path(model).items()}
     return [named.get(id(v), "") for v in model.weights]
 
 

@@ -110,17 +110,21 @@ def held(call: Callable[..., Any], args: Any, kwargs: Any, layer: keras.Layer | 
     return keras.tree.map_structure(lambda y: keeping_mask(ops.stop_gradient, y), outputs)
 
 
-def mixed(call: Callable[..., Any], condition: Any, args: Any, closed: Callable[[], Any]) -> Any:
-    """For each example what `call` returns, or what `closed` does.
+def mixed(call: Callable[..., Any], condition: Any, args: Any, kwargs: Any, closed: Callable[[], Any]) -> Any:
+    """Return for each example what `call` returns where the condition holds, else what `closed` does.
 
-    The call is given an open example in place of each closed one: whatever those hold, it does not even meet a zero.
+    `call` is given an open example in place of each closed one: no value in a closed example, not even NaN, reaches a
+    gradient. Tensors among the arguments whose first axis is not that of the examples are passed on as they are.
     """
+    count = example_count(condition, args)
     first = ops.argmax(ops.cast(condition, "int32"))
 
     def filled(x: Any) -> Any:
         return _chosen(condition, x, ops.stop_gradient(ops.take(x, first, axis=0)))
 
     def safe(x: Any) -> Any:
+        if not hasattr(x, "shape") or not len(x.shape) or x.shape[0] not in (None, count):
+            return x
         mask = mask_of(x)
         return with_mask(filled(x), None if mask is None else filled(mask))
 
@@ -128,7 +132,14 @@ def mixed(call: Callable[..., Any], condition: Any, args: Any, closed: Callable[
         mask, other = mask_of(a), mask_of(b)
         return with_mask(_chosen(condition, a, b), None if mask is None else _chosen(condition, mask, other))
 
-    return keras.tree.map_structure(both, call(*keras.tree.map_structure(safe, args)), closed())
+    safe_args, safe_kwargs = keras.tree.map_structure(safe, (args, kwargs))
+    return keras.tree.map_structure(both, call(*safe_args, **safe_kwargs), closed())
+
+
+def example_count(condition: Any, args: Any) -> int | None:
+    """Return the number of examples in a call with a condition for each, or None if it is not known while tracing."""
+    count: int | None = keras.tree.flatten(args)[0].shape[0]
+    return condition.shape[0] if count is None else count
 
 
 def _chosen(condition: Any, a: Any, b: Any) -> Any:

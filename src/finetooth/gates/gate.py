@@ -118,7 +118,7 @@ class Gate(keras.layers.Wrapper):
         if not training:
             return outputs
         self._guard()
-        return self._telling(outputs, opened, args)
+        return self._telling(outputs, opened, (args, kwargs))
 
     def masks(self, opened: Any) -> Iterator[tuple[keras.Variable, Any]]:
         """Each trained weight, with a mask that says where it is open, given what the flag says."""
@@ -217,13 +217,14 @@ class Gate(keras.layers.Wrapper):
             if getattr(model, "optimizer", None) is not None:
                 gating.guard(model.optimizer)
 
-    def _telling(self, outputs: Any, opened: Any, args: Any) -> Any:
+    def _telling(self, outputs: Any, opened: Any, inputs: Any) -> Any:
         """The outputs, with whose gradient the flag gets one that says whether the gate was open."""
         if not self.flag.trainable:
             return outputs
         shut = opened is False if isinstance(opened, bool) else backend.known(ops.any(opened)) is False
         # Those below a closed gate get zeros: without a gradient some backends would not train them, and others would.
-        below = [x for x in keras.tree.flatten(args) if _is_float(x)] if shut and self.closed == "stop" else []
+        tensors = [x for x in keras.tree.flatten(inputs) if ops.is_tensor(x)]
+        below = [x for x in tensors if _is_float(x)] if shut and self.closed == "stop" else []
         said = ops.convert_to_tensor(opened)
         said = ops.cast(said if self.heads or not len(said.shape) else ops.any(said), "float32") * passage.FAINT
         flag = ops.convert_to_tensor(self.flag)
@@ -290,7 +291,10 @@ def _run(
     count = keras.tree.flatten(args)[0].shape[0]
     if None not in (count, opened.shape[0]) and count != opened.shape[0]:
         raise GateError(f"when has {opened.shape[0]} values for {count} examples. It takes one for each, or a scalar.")
-    each = lambda: passage.mixed(lambda *safe: call(*safe, **kwargs), opened, args, shut)  # noqa: E731
+
+    def each() -> Any:
+        return passage.mixed(call, opened, args, kwargs, shut)
+
     return passage.choose(ops.any(opened), each, shut, layer, add_loss)
 
 
