@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from .parts.gradients import Pass as Pass
     from .parts.gradients import gradients as gradients
     from .parts.part import Part as Part
+    from .patches.models import diff as diff
     from .patches.patch import Change as Change
     from .patches.patch import Patch as Patch
-    from .patches.patch import diff as diff
     from .regions.region import Grid as Grid
     from .regions.region import Points as Points
     from .regions.region import Region as Region
@@ -60,7 +60,7 @@ _HOME = {
     "Part": "parts.part",
     "Change": "patches.patch",
     "Patch": "patches.patch",
-    "diff": "patches.patch",
+    "diff": "patches.models",
     "Grid": "regions.region",
     "Points": "regions.region",
     "Region": "regions.region",

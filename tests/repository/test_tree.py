@@ -25,8 +25,11 @@ FRAMEWORK_FREE = (
     "regions",
     "selection.patterns",
     "selection.selection",
+    "patches.patch",
     "cli.main",
 )
+# The one import that waits for a call: `Patch.apply` needs Keras, a patch does not.
+DEFERRED = {("patches.patch", "patches.models")}
 BLOCKED = """
 import importlib, sys
 for name in ("keras", "tensorflow", "jax", "torch"):
@@ -101,6 +104,8 @@ def test_no_file_of_a_room_imports_in_a_circle():
     """Each file can be imported first, in a process of no other."""
     edges = {name_of(file): {n.removeprefix("finetooth.") for n in imports_of(file)} & MODULES for file in FILES}
     edges.pop("__init__")
+    for file, deferred in DEFERRED:
+        edges[file].remove(deferred)
     done: set[str] = set()
     while ready := {name for name, needed in edges.items() if name not in done and needed - {name, "__init__"} <= done}:
         done |= ready

@@ -1,25 +1,24 @@
-"""Patch: what was trained, as exact old and new values of the selected elements."""
+"""The value of a patch: exact old and new values of selected elements, by the path of their variable. NumPy only."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import keras
 import numpy as np
 
-from ..backends.tensor_region import read_region, write_region
 from ..display.table import Shown, Table, share, size
-from ..errors import PatchError
-from ..keras_internals import private as keras_private
-from ..keras_internals.weights import nearest, to_numpy, weights_by_path
 from ..regions import bits
-from ..regions.region import Region, points
+from ..regions.region import Region
+
+if TYPE_CHECKING:
+    import keras
 
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """One variable's part of a patch: the region and its values before and after, in compact shape."""
+    """The change of one variable: a region, and its values before and after, in the region's compact shape."""
 
     region: Region
     old: np.ndarray
@@ -27,7 +26,7 @@ class Change:
 
     @property
     def moved(self) -> int:
-        """How many of the elements have a new value."""
+        """The number of elements whose bits differ between `old` and `new`."""
         return int(np.count_nonzero(bits.differing(self.old, self.new)))
 
 
@@ -62,29 +61,40 @@ class Patch(Shown):
         return path in self._changes
 
     def items(self) -> Iterator[tuple[str, Change]]:
-        """Pairs of variable path and change."""
+        """Return pairs of variable path and change."""
         return iter(self._changes.items())
 
     @property
     def size(self) -> int:
-        """How many elements the patch holds."""
+        """The number of elements in the patch, moved or not."""
         return sum(change.region.size for change in self._changes.values())
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the new values."""
+        """The size of the new values in bytes."""
         return sum(change.new.nbytes for change in self._changes.values())
 
     def apply(self, model: keras.Model) -> None:
-        """Write the new values into a model that holds the old ones."""
-        self._write(model, {path: (change.old, change.new) for path, change in self._changes.items()}, "apply")
+        """Write the new values into a model that holds the old ones.
+
+        Args:
+            model: A built Keras model with the same paths, shapes and dtypes, which no tuning is attached to.
+
+        Raises:
+            PatchError: If the model does not hold every old value, bit for bit. Then nothing is written.
+        """
+        from .models import write  # imported here, so that a patch is read and shown without Keras
+
+        write(model, {path: (c.region, c.old, c.new) for path, c in self.items()}, "apply")
 
     def revert(self, model: keras.Model) -> None:
-        """Write the old values back into a model that holds the new ones."""
-        self._write(model, {path: (change.new, change.old) for path, change in self._changes.items()}, "revert")
+        """Write the old values back into a model that holds the new ones: the inverse of `apply`, with its errors."""
+        from .models import write
+
+        write(model, {path: (c.region, c.new, c.old) for path, c in self.items()}, "revert")
 
     def table(self) -> Table:
-        """The patch as a table: what is in it and how far it moved."""
+        """Return a table with one row per variable: its region, and how many of its elements moved, and how far."""
         rows = [
             (path, str(c.region.shape), c.region.text(), f"{c.region.size:,}", f"{c.moved:,}", _largest_move(c))
             for path, c in self._changes.items()
@@ -102,70 +112,6 @@ class Patch(Shown):
 
     def __repr__(self) -> str:
         return f"<Patch of {self.size:,} elements in {len(self._changes)} variables>"
-
-    def _write(self, model: keras.Model, values: Mapping[str, tuple[np.ndarray, np.ndarray]], verb: str) -> None:
-        weights = weights_by_path(model)
-        if keras_private.is_tuned(model):
-            raise PatchError(f"{model.name!r} is being tuned. Call finish() or revert() on that tuning, then {verb}.")
-        problems = [
-            f"{path}: {problem}"
-            for path, (expected, _) in values.items()
-            if (problem := _misfit(weights.get(path), self._changes[path].region, expected))
-        ]
-        if problems:
-            hints = [nearest(path, self._changes[path].region.shape, weights) for path in values if path not in weights]
-            shown = "".join(f"\n  {problem}" for problem in problems[:8])
-            more = f"\n  and {len(problems) - 8} more" if len(problems) > 8 else ""
-            raise PatchError(
-                f"Cannot {verb} the patch to {model.name!r}; nothing was changed:{shown}{more}{_hint(hints)}"
-            )
-        begun = []
-        try:
-            for path, (_, wanted) in values.items():
-                begun.append(path)
-                write_region(weights[path], self._changes[path].region, wanted)
-        except BaseException:
-            for path in begun:
-                write_region(weights[path], self._changes[path].region, values[path][0])
-            raise
-
-
-def diff(before: keras.Model, after: keras.Model) -> Patch:
-    """The patch that turns one model into another of the same architecture: every element whose bits differ."""
-    old_weights, new_weights = weights_by_path(before), weights_by_path(after)
-    if old_weights.keys() != new_weights.keys():
-        only = sorted(old_weights.keys() ^ new_weights.keys())
-        hints = [nearest(p, tuple(old_weights[p].shape), new_weights) for p in only if p in old_weights]
-        raise PatchError(f"The models have different weights; only one of them has {only[:8]}.{_hint(hints)}")
-    changes = {}
-    for path in old_weights:
-        old, new = to_numpy(old_weights[path]), to_numpy(new_weights[path])
-        if old.shape != new.shape or old.dtype != new.dtype:
-            raise PatchError(f"{path}: {old.dtype}{old.shape} in one model, {new.dtype}{new.shape} in the other.")
-        region = points(old.shape, np.flatnonzero(bits.differing(old, new)))
-        if region.size:
-            changes[path] = Change(region, region.gather(old), region.gather(new))
-    return Patch(changes)
-
-
-def _hint(hints: list[str]) -> str:
-    """The first that says something, on a line of its own."""
-    return next((f"\n{hint}" for hint in hints if hint), "")
-
-
-def _misfit(variable: keras.Variable | None, region: Region, expected: np.ndarray) -> str | None:
-    """Why a change does not fit a variable, or None when it does."""
-    if variable is None:
-        return "the model has no such variable"
-    if tuple(variable.shape) != region.shape:
-        return f"the variable has shape {tuple(variable.shape)}, the patch was made for {region.shape}"
-    value = read_region(variable, region)
-    if value.dtype != expected.dtype:
-        return f"the variable is {value.dtype}, the patch was made for {expected.dtype}"
-    differing = int(np.count_nonzero(bits.differing(value, expected)))
-    if differing:
-        return f"{differing:,} of {region.size:,} elements do not hold the values the patch expects"
-    return None
 
 
 def _largest_move(change: Change) -> str:
