@@ -417,7 +417,7 @@ if NATIVE == "tensorflow":
     import tensorflow as tf
 
     def test_two_devices_train_as_one():
-        program = Path(__file__).parent / "mirrored.py"
+        program = Path(__file__).parents[1] / "stories" / "two_devices.py"
         done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr[-3000:]
 

@@ -5,8 +5,9 @@ import gc
 import keras
 import numpy as np
 import pytest
+from halves import data, trained
 from helpers import moved_inside, moved_outside, values
-from test_tuning import state_of
+from traces import graph_of, state_of
 
 import finetooth as ft
 from finetooth.keras_internals import private as keras_private
@@ -14,11 +15,6 @@ from finetooth.regions import bits
 from finetooth.tuning.feature_store import bytes_in
 
 L = keras.layers
-
-
-def data(*shapes, n=20, seed=0):
-    rng = np.random.default_rng(seed)
-    return [rng.normal(size=(n, *shape)).astype("float32") for shape in shapes]
 
 
 # Models, each with a selection that leaves something below it.
@@ -87,22 +83,6 @@ MODELS = {
     "nested model, above": (nested, ["inner/a/kernel[:2]"], [(6,)], ["first"]),
     "nested model, below": (nested, ["out/kernel[:2]"], [(6,)], ["inner"]),
 }
-
-
-def trained(make, selection, x, y, by_halves, run_eagerly=False):
-    """A model trained for three epochs, and what happened."""
-    keras.backend.clear_session(free_memory=False)
-    keras.utils.set_random_seed(0)
-    model = make()
-    with ft.tune(model, ft.select(model, *selection)) as tuning:
-        if by_halves:
-            split = tuning.split()
-            features = split.features(x, verbose=0)
-        trainee, inputs = (split.upper, features) if by_halves else (model, x)
-        trainee.compile(keras.optimizers.Adam(0.01), "mse", run_eagerly=run_eagerly)
-        history = trainee.fit(inputs, y, epochs=3, batch_size=10, shuffle=False, verbose=0).history
-    assert tuning.verify()
-    return model, history, split if by_halves else None
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -652,16 +632,6 @@ if keras.backend.backend() == "torch":
 
 
 # While tuned, and afterwards.
-
-
-def graph_of(model):
-    """The calls of every layer and operation, nested ones too, which models made of them add to."""
-    operations, models = {}, [model]
-    while models:
-        found = {id(call.operation): call.operation for call in keras_private.calls_of(models.pop())}
-        models += [o for o in found.values() if isinstance(o, keras.Model) and keras_private.calls_of(o)]
-        operations |= found
-    return {name: ([*map(id, o._inbound_nodes)], [*map(id, o._outbound_nodes)]) for name, o in operations.items()}
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import weakref
 import keras
 import numpy as np
 import pytest
+from halves import data, trained
 from helpers import moved_outside, values
-from test_prefix import data, graph_of, trained
-from test_tuning import state_of
+from traces import graph_of, state_of
 
 import finetooth as ft
 from finetooth.keras_internals import private as keras_private

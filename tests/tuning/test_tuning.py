@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 from helpers import copy_of, moved_inside, moved_outside, values
+from traces import state_of
 
 import finetooth as ft
 from finetooth.keras_internals.weights import weights_by_path
@@ -339,22 +340,6 @@ def test_a_gradient_of_nan_outside_does_not_reach_the_part():
 
 
 # No trace.
-
-
-def state_of(model):
-    """Everything of a model that tuning could leave a trace in."""
-    layers = model._flatten_layers()
-    return {
-        "layers": [id(layer) for layer in layers],
-        "attributes": [sorted(vars(layer)) for layer in layers],
-        "call": [layer.call.__func__ for layer in layers],
-        "flags": [layer.trainable for layer in layers],
-        "variables": [(id(v), v.path, type(v), v.trainable, sorted(vars(v))) for v in model.variables],
-        "trainable": [id(v) for v in model.trainable_variables],
-        "config": model.get_config(),
-        "parameters": [id(p) for p in model.parameters()] if keras.backend.backend() == "torch" else None,
-        "locked": [layer._tracker.locked for layer in layers],
-    }
 
 
 @pytest.mark.parametrize("way", ["finish", "revert", "with", "exception", "interrupt"])
