@@ -1,9 +1,13 @@
-"""Every Python example in the README and the documentation runs."""
+"""Every Python example in the README and the documentation runs, and prints what is written next to it."""
 
 import re
 from pathlib import Path
 
+import keras
 import pytest
+
+# `make test` runs them on the quickest backend, `make test-all` on all.
+pytestmark = [pytest.mark.long] if keras.backend.backend() != "torch" else []
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -19,8 +23,15 @@ def test_there_are_examples():
 
 
 @pytest.mark.parametrize("source", EXAMPLES)
-def test_the_example_runs(source, tmp_path, monkeypatch):
+def test_the_example_runs(source, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names: dict = {"__name__": "example"}
     exec(compile(source, "example", "exec"), names)
     assert len(names) > 2  # it ran to its end and left its results behind
+    promised = re.findall(r"^print\(.*\)  # (.*)$", source, re.M)
+    shown = capsys.readouterr().out.splitlines()
+    assert [line for line in shown if line in promised] == promised
+
+
+def test_some_examples_say_what_they_print():
+    assert sum(len(re.findall(r"^print\(.*\)  # ", source.values[0], re.M)) for source in EXAMPLES) >= 2

@@ -30,6 +30,10 @@ def step(name, options, selection=None):
     model = model_with(name)
     x, y = data_for(name)
     if selection is None:
+        for layer in model.layers:
+            if isinstance(layer, keras.layers.SpectralNormalization):
+                # Plain Keras rescales the kernel in the forward pass of training. A partly frozen one stays as it is.
+                layer.call = lambda x, training, stock=layer.call: stock(x, training=False)
         model.compile(keras.optimizers.SGD(0.1), "mse", **options)
         model.train_on_batch(x, y)
         return values(model), None
@@ -50,10 +54,8 @@ def check_step(name, modes, rng):
         for path, region in selection.items():
             moved = [np.abs(region.gather(v[path]) - region.gather(before[path])).max() for v in (after, expected)]
             assert moved[0] > 0 or moved[1] < 1e-6, (mode, path)  # an attention's key bias has no gradient
-            # Plain Keras rescales the wrapped kernel in the forward pass; a partly frozen one stays as it is.
-            if name != "SpectralNormalization":
-                actual, wanted = region.gather(after[path]), region.gather(expected[path])
-                np.testing.assert_allclose(actual, wanted, rtol=2e-5, atol=2e-6, err_msg=f"{mode} {path}")
+            actual, wanted = region.gather(after[path]), region.gather(expected[path])
+            np.testing.assert_allclose(actual, wanted, rtol=2e-5, atol=2e-6, err_msg=f"{mode} {path}")
 
 
 @pytest.mark.parametrize("name", LAYERS)

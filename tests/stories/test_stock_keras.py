@@ -100,20 +100,41 @@ def test_early_stopping_restores_the_best_weights():
 
 
 def test_swap_ema_weights():
-    model, (x, y) = network(), data()
+    """What the callback swaps in are the averages of the part, and frozen weights stay what they are."""
+    x, y = data()
+
+    def tuned():
+        keras.backend.clear_session(free_memory=False)
+        keras.utils.set_random_seed(0)
+        model = network()
+        before, tuning = values(model), ft.tune(model, PART)
+        compiled(model, keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.75))
+        return model, before, tuning
+
+    model, before, tuning = tuned()
+    average = None
+    for start in (0, 8, 16):
+        model.train_on_batch(x[start : start + 8], y[start : start + 8])
+        now = values(model)
+        average = {p: now[p] if average is None else 0.75 * average[p] + 0.25 * now[p] for p in now}
+    tuning.finish()
+    assert max(np.abs(average[path] - now[path]).max() for path in now) > 0.01
+
     seen = []
 
     class Look(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            seen.append(self.model.get_weights())
+            seen.append(values(self.model))
 
-    before = values(model)
-    with ft.tune(model, PART) as tuning:
-        compiled(model, keras.optimizers.Adam(0.05, use_ema=True, ema_momentum=0.5))
-        model.fit(x, y, epochs=1, verbose=0, callbacks=[keras.callbacks.SwapEMAWeights(swap_on_epoch=True), Look()])
-    assert moved_outside(before, values(model), tuning.selection) == {}
+    model, before, tuning = tuned()
+    swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+    model.fit(x, y, batch_size=8, shuffle=False, verbose=0, callbacks=[swap, Look()])
+    tuning.finish()
     assert len(seen) == 1
-    assert sum(moved_inside(before, values(model), tuning.selection).values()) > tuning.selection.size / 2
+    for after in (*seen, values(model)):
+        assert moved_outside(before, after, tuning.selection) == {}
+        for path in after:
+            np.testing.assert_allclose(after[path], average[path], rtol=1e-5, atol=1e-6, err_msg=path)
 
 
 def test_learning_rate_and_nan_callbacks():

@@ -422,7 +422,8 @@ ft.tune(model, "d/kernel[0]")
 print(len(model.trainable_variables))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.strip() == "1" and "Exception" not in done.stderr and "Traceback" not in done.stderr
+    assert (done.returncode, done.stdout.strip()) == (0, "1")
+    assert "Exception" not in done.stderr and "Traceback" not in done.stderr
 
 
 def test_tuning_twice_in_a_row_and_a_copy():
