@@ -21,20 +21,19 @@ from ..parts.composed import as_kind
 _ADVICE = "Call finish() or revert() on its tuning first."
 
 
+def _refuse_trainable(variable: Any, value: bool) -> None:
+    if bool(value) != variable.trainable:
+        raise TuningError(
+            f"{variable.path!r} is a weight of a model that is being tuned, which trains its selection only: "
+            f"`trainable` cannot become {bool(value)}. {_ADVICE}"
+        )
+
+
 class Kept:
     """Mixed into every weight of a tuned model: whether it is trained does not change."""
 
-    @property
-    def trainable(self) -> bool:
-        return super().trainable  # type: ignore[misc]
-
-    @trainable.setter
-    def trainable(self, value: bool) -> None:
-        if bool(value) != self.trainable:
-            raise TuningError(
-                f"{self.path!r} is a weight of a model that is being tuned, which trains its "  # type: ignore[attr-defined]
-                f"selection only: `trainable` cannot become {bool(value)}. {_ADVICE}"
-            )
+    # With Keras' own getter: torch.compile misreads one that calls super().
+    trainable = keras.Variable.trainable.setter(_refuse_trainable)
 
 
 setattr(Kept, keras_private.TUNED, True)
