@@ -148,7 +148,9 @@ def tables(backend: str, result: dict[str, Any]) -> list[str]:
         sizes = list(contenders[OURS])
         cells = [(name, *(f"{row[size]:.3f}" for size in sizes), _spread(row)) for name, row in contenders.items()]
         columns = ("", *(f"{int(size):,}" for size in sizes), "last / first")
-        shown.append(Table(f"{backend}: ms to update {case} of so many elements", columns, cells, right=columns[1:]))
+        shown.append(
+            Table(f"{backend}: ms to update {case} of a variable, by its size", columns, cells, right=columns[1:])
+        )
     columns = ("", *(f"{int(rows):,} rows" for rows in result["tables"]), "temporary MiB")
     names = list(result["tables"]["200000"])
     cells = [

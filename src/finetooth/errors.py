@@ -1,4 +1,4 @@
-"""The errors finetooth raises. Each is also a `ValueError`."""
+"""The errors that finetooth raises. Each is also a `ValueError`."""
 
 from __future__ import annotations
 
@@ -6,31 +6,36 @@ from typing import Any
 
 
 class FinetoothError(ValueError):
-    """Anything finetooth refuses to do; nothing was changed."""
+    """Base class of all errors that finetooth raises. Nothing has been changed when one is raised.
+
+    >>> import finetooth as ft
+    >>> issubclass(ft.SelectionError, ft.FinetoothError), issubclass(ft.FinetoothError, ValueError)
+    (True, True)
+    """
 
 
 class SelectionError(FinetoothError):
-    """A selection that cannot be read, or that does not fit the model."""
+    """Raised for a selection that cannot be read, or that does not fit the model."""
 
 
 class TuningError(FinetoothError):
-    """A model that cannot be tuned as asked, or is being tuned already."""
+    """Raised for a model that cannot be tuned as asked, or is being tuned already."""
 
 
 class PartError(FinetoothError):
-    """A part of a variable that cannot be read, written or trained as asked."""
+    """Raised for a part of a variable that cannot be read, written or trained as asked."""
 
 
 class BatchError(FinetoothError):
-    """Examples or tokens of a batch that cannot be chosen as asked."""
+    """Raised where examples or tokens of a batch cannot be kept as asked."""
 
 
 class GateError(FinetoothError):
-    """A gate, or its condition, that cannot work as asked."""
+    """Raised for a gate, or its condition, that cannot work as asked."""
 
 
 class PatchError(FinetoothError):
-    """A patch that does not fit the model it is applied to."""
+    """Raised for a patch that does not fit the model it is applied to."""
 
 
 def brief(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""A table of plain facts, as rich table, text or HTML. Every cell is data: no markup, control characters shown."""
+"""Tables for terminals, text and HTML. Every cell is data: no markup is read, control characters are spelled out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Table:
         return table
 
     def __str__(self) -> str:
-        """The table as plain text, as wide as its contents need."""
+        """Return the table as plain text, as wide as its contents need, up to 200 columns."""
         page = io.StringIO()
         # A notebook's console would show the table and write nothing.
         Console(file=page, width=200, color_system=None, force_terminal=False, force_jupyter=False).print(self)
@@ -64,7 +64,7 @@ class Table:
 
 
 class Shown:
-    """Mixed into what is shown as its table: printed, in rich output and in notebooks."""
+    """Mixin for objects that are shown as their table: printed, in rich output and in notebooks."""
 
     def table(self) -> Table:
         raise NotImplementedError
@@ -80,12 +80,12 @@ class Shown:
 
 
 def clean(text: str) -> str:
-    """The text with control and direction characters spelled out, so that a name cannot steer a terminal."""
+    """Spell out control and direction characters, so that a name cannot steer a terminal."""
     return "".join(f"\\u{ord(c):04x}" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
 
 
 def share(part: int, whole: int) -> str:
-    """A fraction as percent. Only nothing is 0% and only everything is 100%.
+    """Format a fraction as percent. Only nothing is 0% and only everything is 100%.
 
     >>> share(1, 8), share(3, 100_000), share(0, 5), share(1, 10**9), share(10**9 - 1, 10**9)
     ('12.5%', '0.003%', '0%', '<0.001%', '>99.9%')
@@ -99,7 +99,7 @@ def share(part: int, whole: int) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes for a person.
+    """Format a number of bytes in binary units.
 
     >>> size(512), size(2048), size(3.5 * 2**20)
     ('512 B', '2.0 KiB', '3.5 MiB')

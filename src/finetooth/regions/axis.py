@@ -1,4 +1,4 @@
-"""A choice along one axis: an increasing range, or sorted unique int64 indices. NumPy only."""
+"""Choices along one axis: an increasing range, or sorted unique int64 indices. NumPy only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Axis = range | np.ndarray
 
 
 def as_array(values: Any) -> np.ndarray:
-    """What NumPy makes of an index that is no slice; nested lists of unequal lengths are refused."""
+    """Convert an index that is no slice to an array; refuse nested lists of unequal lengths."""
     try:
         return np.asarray(values)
     except ValueError as error:
@@ -21,7 +21,7 @@ def as_array(values: Any) -> np.ndarray:
 
 
 def integers(values: Any) -> np.ndarray:
-    """The values as flat int64, refused where any of them is not an integer of that range."""
+    """Convert the values to flat int64; refuse any that is not an integer of that range."""
     array = as_array(values)
     if array.size and (not np.issubdtype(array.dtype, np.integer) or array.max() > np.iinfo(np.int64).max):
         raise SelectionError(f"Expected integers; received {brief(values)}.")
@@ -29,7 +29,7 @@ def integers(values: Any) -> np.ndarray:
 
 
 def distinct(index: np.ndarray) -> np.ndarray:
-    """The indices sorted, each once. `np.unique` hashes, which is many times slower on millions of them."""
+    """Sort the indices and drop repeated ones. `np.unique` hashes, which is many times slower on millions of them."""
     if (index[1:] > index[:-1]).all():
         return index
     index = np.sort(index)
@@ -37,7 +37,7 @@ def distinct(index: np.ndarray) -> np.ndarray:
 
 
 def choice(axis: Axis | Sequence[int], n: int) -> Axis:
-    """The axis choice in its cheapest form: a range wherever the indices are evenly spaced."""
+    """Return the choice in its cheapest form: a range wherever the indices are evenly spaced."""
     if isinstance(axis, range):
         axis = axis if axis.step > 0 else axis[::-1]
     else:
@@ -55,7 +55,14 @@ def choice(axis: Axis | Sequence[int], n: int) -> Axis:
 
 
 def chosen_by(entry: Any, n: int, axis: int) -> Axis:
-    """What one entry of a NumPy-like index chooses along axis number `axis`, of size `n`, in the order it is named."""
+    """Resolve one entry of a NumPy-like index, along axis number `axis` of size `n`.
+
+    Returns:
+        The indices in the order in which the entry names them; negative ones are counted from the end.
+
+    Raises:
+        SelectionError: if the entry is out of range, or neither integers, a slice nor a mask of the axis.
+    """
     if isinstance(entry, slice):
         try:
             return range(n)[entry]
@@ -76,14 +83,14 @@ def chosen_by(entry: Any, n: int, axis: int) -> Axis:
 
 
 def intersect(a: Axis, b: Axis) -> Axis:
-    """What both choose."""
+    """Return the indices that are in both choices."""
     if isinstance(a, range) and isinstance(b, range) and a.step == b.step == 1:
         return range(max(a.start, b.start), max(min(a.stop, b.stop), max(a.start, b.start)))
     return np.intersect1d(np.asarray(a), np.asarray(b), assume_unique=True)
 
 
 def holds(axis: Axis, index: np.ndarray) -> np.ndarray:
-    """Which of the indices the axis choice holds."""
+    """Test each index for membership in the choice; returns a boolean array."""
     if isinstance(axis, range):
         return (index >= axis.start) & (index < axis.stop) & ((index - axis.start) % axis.step == 0)
     if not len(axis):
@@ -92,7 +99,7 @@ def holds(axis: Axis, index: np.ndarray) -> np.ndarray:
 
 
 def text(axis: Axis, n: int) -> str:
-    """The choice as it stands in an index, abbreviated where it is long."""
+    """Write the choice as the text of an index, abbreviated where it is long."""
     if len(axis) == n:
         return ":"
     if isinstance(axis, range):

@@ -1,4 +1,4 @@
-"""The exact bits of variables: read them, compare them, and prove later that they have not moved."""
+"""The exact bits of arrays: compare them, and prove later that they have not moved."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from .region import Region
 
 
 def as_bits(array: np.ndarray) -> np.ndarray:
-    """The array's elements as unsigned integers, so that -0.0 and NaN compare as what they are.
+    """View the elements as unsigned integers, so that -0.0 differs from 0.0 and NaN equals itself.
 
-    Those of 16 bytes, complex numbers of double precision, are pairs of integers.
+    Elements of 16 bytes, complex numbers of double precision, become pairs of integers.
     """
     array = np.asarray(array, order="C")
     return array.view([("real", "u8"), ("imag", "u8")] if array.dtype.itemsize == 16 else f"u{array.dtype.itemsize}")
 
 
 def differing(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Where two arrays differ in any bit."""
+    """Compare two arrays bit by bit; returns a boolean array that is true where an element differs."""
     return as_bits(a) != as_bits(b)
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What is kept of a frozen tensor: a SHA-256 of its bits, and one byte per element to say where it changed.
+    """A SHA-256 of the bits of a frozen array, and one byte per element to count changes.
 
-    The digest proves that nothing moved. The bytes only count what did: an element whose bits changed keeps its byte
-    by chance once in 256, never when it moved by one unit in the last place.
+    The digest proves that nothing moved. The bytes only count the elements that did: an element whose bits changed
+    keeps its byte by chance once in 256, never when it moved by one unit in the last place.
     """
 
     digest: bytes
@@ -37,7 +37,7 @@ class Fingerprint:
 
     @staticmethod
     def of(array: np.ndarray, outside: Region) -> Fingerprint:
-        """The fingerprint of the elements outside a region."""
+        """Take the fingerprint of the elements outside a region."""
         bits = as_bits(array)
         if outside.size:
             bits = outside.scatter(bits, np.zeros(outside.compact_shape, bits.dtype))
@@ -48,7 +48,7 @@ class Fingerprint:
         return Fingerprint(hashlib.sha256(single_bytes.data).digest(), folded)
 
     def moved(self, other: Fingerprint) -> int:
-        """How many elements differ between two fingerprints: 0 exactly when all bits are the same."""
+        """Count the elements that differ between two fingerprints: 0 exactly when all bits are the same."""
         if self.digest == other.digest:
             return 0
         return max(1, int(np.count_nonzero(self.folded != other.folded)))

@@ -1,4 +1,4 @@
-"""The text of an index, `[:, :64]`, to the index. A small parser; nothing is evaluated.
+"""Parser of the text of an index, such as `[:, :64]`. Nothing is evaluated.
 
 index  =  "[" entry { "," entry } "]"
 entry  =  "..." | integer | [integer] ":" [integer] [ ":" [integer] ] | "[" integer { "," integer } "]"

@@ -15,9 +15,19 @@ from .region import Grid, Region, points
 
 
 def at(shape: Iterable[int], index: Any) -> Region:
-    """The region a NumPy-like index addresses: integers, slices, `...`, index lists, boolean arrays.
+    """Return the region that a NumPy-like index addresses.
 
     Index lists on several axes mean their outer product, so `[[0, 2], [1, 3]]` is four elements and not two.
+
+    Args:
+        shape: The shape of the array.
+        index: Integers, slices, `...`, index lists or boolean arrays; a tuple of them for several axes.
+
+    Returns:
+        The region. Elements that are named twice are in it once.
+
+    Raises:
+        SelectionError: if the index does not fit the shape.
 
     >>> at((8, 4), np.s_[2:5, [0, 3]])
     Grid((8, 4), [2:5, 0:4:3])
@@ -44,7 +54,17 @@ class View:
 
 
 def view(shape: Iterable[int], index: Any) -> View:
-    """What an index, the text of one, or a region addresses. An element that is named twice is an error.
+    """Return the elements that an index addresses, in the shape and order in which it names them.
+
+    Args:
+        shape: The shape of the array.
+        index: An index as `at` takes it, the text of one, or a region.
+
+    Returns:
+        The region, and how an array of the named elements is ordered relative to it.
+
+    Raises:
+        SelectionError: if the index does not fit the shape, or names an element twice.
 
     >>> view((8, 4), np.s_[[5, 2], 0])
     View(region=Grid((8, 4), [2:6:3, 0]), shape=(2,), orders=(array([1, 0]), None))
@@ -82,7 +102,7 @@ def _array_or(index: Any) -> Any:
 
 
 def _is_whole_mask(index: Any, shape: tuple[int, ...]) -> bool:
-    """Whether the index is a mask of the tensor's shape. One that is neither that nor a mask of an axis is an error."""
+    """Tell a mask of the whole shape from other indices; refuse a mask that fits neither the shape nor an axis."""
     if not isinstance(index, np.ndarray) or index.dtype != bool:
         return False
     if index.shape != shape and index.ndim != 1:

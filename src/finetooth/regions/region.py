@@ -34,7 +34,7 @@ class Region(abc.ABC):
 
     @property
     def size(self) -> int:
-        """How many elements the region holds."""
+        """The number of elements in the region."""
         return math.prod(self.compact_shape)
 
     @property
@@ -44,26 +44,26 @@ class Region(abc.ABC):
 
     @abc.abstractmethod
     def flat(self) -> np.ndarray:
-        """The region as sorted flat int64 indices."""
+        """Return the region as sorted flat int64 indices."""
 
     @abc.abstractmethod
     def gather(self, array: np.ndarray) -> np.ndarray:
-        """The region's values, in `compact_shape`. A copy."""
+        """Return a copy of the region's values, in `compact_shape`."""
 
     @abc.abstractmethod
     def scatter(self, array: np.ndarray, compact: np.ndarray) -> np.ndarray:
-        """A copy of `array` with the region's values replaced: `gather(scatter(a, c)) == c`."""
+        """Return a copy of `array` with the region's values replaced: `gather(scatter(a, c)) == c`."""
 
     @abc.abstractmethod
     def text(self) -> str:
-        """The region as an index, abbreviated where it is long."""
+        """Write the region as the text of an index, abbreviated where it is long."""
 
     def mask(self) -> np.ndarray:
-        """The region as a boolean array of the tensor's shape."""
+        """Return the region as a boolean array of the tensor's shape."""
         return self.scatter(np.zeros(self.shape, bool), np.ones(self.compact_shape, bool))
 
     def __contains__(self, index: Sequence[int]) -> bool:
-        """Whether the region holds the element at these coordinates, one integer from 0 up per axis."""
+        """Test whether the element at these coordinates, one integer from 0 up per axis, is in the region."""
         if len(index) != len(self.shape) or any(not 0 <= i < n for i, n in zip(index, self.shape)):
             return False
         return bool(_members(self, np.array([_flatten(index, self.shape)], np.int64))[0])
@@ -105,7 +105,7 @@ class Region(abc.ABC):
         return Whole(self.shape) - self
 
     def __le__(self, other: Region) -> bool:
-        """Whether every element of this region is in the other."""
+        """Test whether every element of this region is in the other."""
         _check_same_shape(self, other)
         if isinstance(other, Whole) or not self.size:
             return True
@@ -129,11 +129,11 @@ class Region(abc.ABC):
 
     @abc.abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Plain, JSON-safe data; `Region.from_dict` is the inverse."""
+        """Return plain, JSON-safe data; `Region.from_dict` is the inverse."""
 
     @staticmethod
     def from_dict(data: dict[str, Any]) -> Region:
-        """The region that `to_dict` described."""
+        """Make the region that `to_dict` described; raises a `SelectionError` for any other data."""
         try:
             shape = tuple(along.integers(list(data["shape"])).tolist())
             if "axes" in data:
@@ -206,7 +206,7 @@ class Grid(Region):
         return flat.reshape(-1)
 
     def index(self) -> tuple[Any, ...]:
-        """What NumPy needs to address the region: slices where they do, an open mesh otherwise."""
+        """Return an index for NumPy that addresses the region: slices where possible, an open mesh otherwise."""
         if all(isinstance(axis, range) for axis in self.axes):
             return tuple(slice(axis.start, axis.stop, axis.step) for axis in self.axes if isinstance(axis, range))
         return np.ix_(*(np.asarray(axis) for axis in self.axes))
@@ -254,7 +254,7 @@ class Points(Region):
         return self._flat
 
     def coordinates(self) -> tuple[np.ndarray, ...]:
-        """The points as one int64 index array per axis."""
+        """Return the points as one int64 index array per axis."""
         return _unravel(self._flat, self.shape)
 
     def gather(self, array: np.ndarray) -> np.ndarray:
@@ -275,12 +275,12 @@ class Points(Region):
 
 
 def empty(shape: Iterable[int]) -> Region:
-    """The region of no element."""
+    """Return the region without elements."""
     return Points(shape, np.zeros(0, np.int64))
 
 
 def points(shape: Iterable[int], flat: np.ndarray | Sequence[int]) -> Region:
-    """The region of these flat indices in its cheapest shape: `Whole`, `Grid` where they form one, else `Points`.
+    """Make the cheapest region of these flat indices: `Whole`, `Grid` where they form one, else `Points`.
 
     >>> points((3, 4), [1, 3, 9, 11])
     Grid((3, 4), [0:3:2, 1:4:2])
@@ -311,7 +311,7 @@ def _axes(region: Region) -> tuple[Axis, ...] | None:
 
 
 def _along_one_axis(a: Region, b: Region, combine: Callable[[Any, Any], np.ndarray]) -> Region | None:
-    """Two grids that differ in one axis only, combined along it; None for any other pair."""
+    """Combine two grids that differ in one axis only along it; None for any other pair."""
     mine, theirs = _axes(a), _axes(b)
     if mine is None or theirs is None:
         return None
@@ -323,7 +323,7 @@ def _along_one_axis(a: Region, b: Region, combine: Callable[[Any, Any], np.ndarr
 
 
 def _members(region: Region, flat: np.ndarray) -> np.ndarray:
-    """Which of the flat indices lie in the region."""
+    """Test each flat index for membership in the region; returns a boolean array."""
     axes = _axes(region)
     if axes is None:
         return along.holds(region.flat(), flat)
