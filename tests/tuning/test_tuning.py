@@ -560,7 +560,7 @@ def test_tuning_leaves_the_model_alone_when_it_cannot_begin(monkeypatch):
     def fail(*_):
         raise RuntimeError("half-way")
 
-    monkeypatch.setattr("finetooth.tuning.attach._calls", fail)
+    monkeypatch.setattr("finetooth.tuning.attach._calls_planned", fail)
     with pytest.raises(RuntimeError, match="half-way"):
         ft.tune(model, "in/kernel[0]")
     assert state_of(model) == before

@@ -12,19 +12,19 @@ from typing import Any, Literal
 import keras
 
 from ..backends import backend
-from ..backends.tensor_region import read_region, wide, write_region
+from ..backends.tensor_region import read_region, write_region
 from ..display.table import Shown, Table, share, size
 from ..errors import TuningError
 from ..keras_internals import private as keras_private
-from ..keras_internals.weights import selectable, weights_by_path
+from ..keras_internals.weights import weights_by_path
 from ..parts.composed import settle
 from ..parts.trainable import Trained
 from ..patches.patch import Change, Patch
-from ..regions.region import Region, Whole
 from ..selection.select import select
 from ..selection.selection import Selection
-from .attach import attached, moving_statistics
+from .attach import attached
 from .optimizing import remember, remembered
+from .plan import plan_tuning
 from .split import Split, splitting
 from .verify import Snapshot, Verification
 
@@ -91,30 +91,29 @@ class Tuning(Shown):
     def __init__(self, model: keras.Model, selection: Selection, statistics: str, layer_rules: bool):
         self.model = model
         self.selection = selection
-        weights = selectable(model)
-        self._selected = {path: weights[path] for path in selection}
-        self._moving = moving_statistics(model, self._selected.values()) if statistics == "update" else {}
-        self._changing = {**self._selected, **self._moving}
-        self._regions = {
-            path: selection[path] if path in selection else Whole(v.shape) for path, v in self._changing.items()
-        }
-        self._old = {path: read_region(v, self._regions[path]) for path, v in self._changing.items()}
-        self._snapshot = Snapshot(model, dict(selection.items()), self._moving)
         self._patch: Patch | None = None
         self._split: Split | None = None
-        with backend.creation_scope(model):
-            self._parts = {
-                path: Trained(variable, selection[path], self._old[path], remembered(model, variable, selection[path]))
-                for path, variable in self._selected.items()
-                if not _trains_itself(variable, selection[path])
-            }
-        themselves = [v for path, v in self._selected.items() if path not in self._parts]
+        self._plan = plan_tuning(model, selection, statistics)
+        self._old = {path: read_region(v, self._plan.regions[path]) for path, v in self._plan.changing.items()}
+        self._snapshot = Snapshot(model, dict(selection.items()), self._plan.moving)
+        self._parts = self._made_parts()
         with ExitStack() as stack:
             stack.enter_context(_kept_with(model, self))
-            context = attached(model, self._parts.values(), themselves, self._moving.values(), layer_rules)
+            plan, parts = self._plan, self._parts.values()
+            context = attached(model, parts, plan.by_themselves, plan.moving.values(), layer_rules)
             self._rules = stack.enter_context(context)
             self._attached = stack.pop_all()
         remember(model, self._parts.values())
+
+    def _made_parts(self) -> dict[str, Trained]:
+        """Return a part for each variable that needs one: an earlier tuning's, while an optimizer holds it, or new."""
+        parts = {}
+        with backend.creation_scope(self.model):
+            for path, variable in self._plan.in_parts.items():
+                region = self._plan.regions[path]
+                earlier = remembered(self.model, variable, region)
+                parts[path] = Trained(variable, region, self._old[path], earlier)
+        return parts
 
     @property
     def active(self) -> bool:
@@ -124,7 +123,7 @@ class Tuning(Shown):
     @property
     def moving(self) -> tuple[str, ...]:
         """The paths of the statistics that layers may update; none unless `statistics="update"`."""
-        return tuple(self._moving)
+        return tuple(self._plan.moving)
 
     @property
     def patch(self) -> Patch:
@@ -133,9 +132,9 @@ class Tuning(Shown):
             return self._patch
         self._sync()
         changes = {}
-        for path, region in self._regions.items():
+        for path, region in self._plan.regions.items():
             part = self._parts.get(path)
-            new = part.current() if part else read_region(self._changing[path], region)
+            new = part.current() if part else read_region(self._plan.changing[path], region)
             changes[path] = Change(region, self._old[path], new)
         return Patch(changes)
 
@@ -152,7 +151,7 @@ class Tuning(Shown):
         if not self.active:
             raise TuningError(f"The tuning of {self.model.name!r} has ended. Call tune again, then split.")
         if self._split is None:
-            context = splitting(self.model, self._changing, self._parts.values(), self._rules)
+            context = splitting(self.model, self._plan.changing, self._parts.values(), self._rules)
             self._split = self._attached.enter_context(context)
         return self._split
 
@@ -176,9 +175,9 @@ class Tuning(Shown):
         try:
             self._attached.close()
         finally:
-            for path, variable in self._changing.items():
-                write_region(variable, self._regions[path], self._old[path])
-            self._patch = Patch({path: Change(self._regions[path], old, old) for path, old in self._old.items()})
+            for path, variable in self._plan.changing.items():
+                write_region(variable, self._plan.regions[path], self._old[path])
+            self._patch = Patch({path: Change(self._plan.regions[path], old, old) for path, old in self._old.items()})
 
     def __enter__(self) -> Tuning:
         return self
@@ -220,7 +219,7 @@ class Tuning(Shown):
             f"trains {selection.size:,} of {selection.total:,} elements ({share(selection.size, selection.total)}); "
             f"{size(4 * selection.size)} for each optimizer slot, such as a momentum",
             "gradient: own, as in plain Keras; dense, of all of it, then gathered; any other, of the part alone",
-            f"statistics that move: {', '.join(self._moving) or 'none'}",
+            f"statistics that move: {', '.join(self._plan.moving) or 'none'}",
             *([f"LoRA variables that stay frozen: {', '.join(frozen) or 'none'}"] if lora else []),
         )
 
@@ -244,12 +243,6 @@ class Tuning(Shown):
         """Write the parts into their bases, one after the other."""
         for part in self._parts.values():
             settle(part)
-
-
-def _trains_itself(variable: keras.Variable, region: Region) -> bool:
-    """A whole variable of full precision needs no part: it trains as it does in plain Keras."""
-    dtype = keras.backend.standardize_dtype(variable.dtype)
-    return isinstance(region, Whole) and wide(dtype) == dtype
 
 
 @contextmanager
