@@ -159,7 +159,7 @@ if NATIVE == "jax":
     import jax
     import jax.numpy as jnp
 
-    from finetooth.backends import jax_writes
+    from finetooth.backends.jax import writes
 
     @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES)
     def test_a_donated_array_is_written_where_it_is(index):
@@ -212,10 +212,10 @@ if NATIVE == "jax":
         assert (numpy_of(part.read()) == 1).all()
 
     def test_whether_others_hold_an_array_can_be_told_from_whether_nobody_does():
-        assert jax_writes.ALONE is not None
+        assert writes.ALONE is not None
 
     def test_nothing_is_taken_where_that_cannot_be_told(monkeypatch):
-        monkeypatch.setattr(jax_writes, "ALONE", None)
+        monkeypatch.setattr(writes, "ALONE", None)
         variable = keras.Variable(START)
         part = ft.Part(variable, np.s_[[4, 1]])
         part.assign(0)

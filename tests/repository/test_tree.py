@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "finetooth"
 FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES = {".".join(file.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__") for file in FILES}
+BACKENDS = {"tensorflow", "jax", "torch"}
 OF_TORCH = {"_indices", "_parameters", "_values", "_version"}  # which PyTorch has no public names for
 ORDER = re.search(r"```order\n(.*?)```", (ROOT / "docs" / "internals" / "architecture.md").read_text(), re.S)
 
@@ -47,11 +48,18 @@ def room_of(module):
     return module.split(".")[0]
 
 
-def imports_of(file):
-    """Absolute names of everything a file imports, finetooth's own relative to the package."""
+def imports_of(file, at_runtime=False):
+    """Absolute names of everything a file imports, finetooth's own relative to the package.
+
+    At runtime without those that only type checkers see.
+    """
     package = name_of(file).split(".") if file.name == "__init__.py" else name_of(file).split(".")[:-1]
     package = [] if name_of(file) == "__init__" else package
-    for node in ast.walk(ast.parse(file.read_text())):
+    tree = ast.parse(file.read_text())
+    for node in tree.body:
+        if at_runtime and isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -102,7 +110,10 @@ def test_rooms_import_one_way():
 
 def test_no_file_of_a_room_imports_in_a_circle():
     """Each file can be imported first, in a process of no other."""
-    edges = {name_of(file): {n.removeprefix("finetooth.") for n in imports_of(file)} & MODULES for file in FILES}
+    edges = {
+        name_of(file): {n.removeprefix("finetooth.") for n in imports_of(file, at_runtime=True)} & MODULES
+        for file in FILES
+    }
     edges.pop("__init__")
     for file, deferred in DEFERRED:
         edges[file].remove(deferred)
@@ -115,6 +126,13 @@ def test_no_file_of_a_room_imports_in_a_circle():
 def test_imports_of_modules_by_their_package_are_seen():
     """`from . import bits` is an import of `bits`, as `from .bits import read` is."""
     assert "finetooth.regions.bits" in set(imports_of(PACKAGE / "tuning" / "verify.py"))
+
+
+@pytest.mark.numpy
+def test_backends_have_the_same_files():
+    folders = [PACKAGE / "backends" / name for name in BACKENDS]
+    parts = {"tensors.py", "variables.py", "gradients.py", "control.py", "training.py"}
+    assert all(parts <= {file.name for file in folder.iterdir()} for folder in folders)
 
 
 @pytest.mark.numpy
@@ -133,7 +151,7 @@ def test_rules_for_every_file(file):
         root = imported.split(".")[0]
         assert not imported.startswith("keras.src")
         assert root not in {"pickle", "marshal", "dill", "shelve"}
-        assert root not in {"tensorflow", "jax", "torch"} or name.startswith("backends.")
+        assert root not in BACKENDS or name.startswith(f"backends.{root}")
     tree = ast.parse(source)
     called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     assert not called & {"eval", "exec", "compile", "__import__"}
@@ -159,7 +177,7 @@ def test_every_module_is_documented():
 
 
 def test_every_module_but_other_backends_imports(backend):
-    others = {"tensorflow", "jax", "torch"} - {backend}
+    others = BACKENDS - {backend}
     for file in FILES:
         if not others & set(name_of(file).split(".")) and file.stem != "__main__":
             assert importlib.import_module(f"finetooth.{name_of(file)}".removesuffix(".__init__"))

@@ -1,17 +1,29 @@
-"""The contract every backend module fulfils. These modules are the only ones that import a backend."""
+"""The contract that the package of each backend fulfils. Only these packages import a backend.
+
+Five protocols, and in each package a file for each of them: `Tensors`, `Variables`, `Gradients`, `Control`, `Training`.
+What a function does is documented here and nowhere else.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import keras
 import numpy as np
 
-Tensor = Any  # a tensor of the backend
-Where = Any  # a contiguous range, or what `index` returned
-Axes = Sequence[tuple[int, Where]]  # where along some axes, not empty
+if TYPE_CHECKING:
+    from .tensor_region import Place
+
+Tensor: TypeAlias = Any  # a tensor of the backend
+Gradient: TypeAlias = Any  # a tensor of the backend, or what it has for a sparse gradient
+Variable: TypeAlias = Any  # a Keras variable, or a variable, parameter or array of the backend
+AxisIndex: TypeAlias = Any  # a contiguous range, or what `Tensors.index` returned
+Coordinates: TypeAlias = Any  # what `Tensors.coordinates` returned
+Samples: TypeAlias = Any  # what `Tensors.samples` returned
+Axes: TypeAlias = Sequence[tuple[int, AxisIndex]]  # where along some axes, not empty
+T = TypeVar("T")
 
 
 class ProductCosts(NamedTuple):
@@ -22,10 +34,47 @@ class ProductCosts(NamedTuple):
     gathered: float  # in a block, in addition and to be divided by its side: gathering the block's operands
 
 
-class Link(Protocol):
-    """Keeps a base variable and its part in step, for as long as it is open.
+class LinkedPart(Protocol):
+    """The part of a base variable, as a backend sees it: `parts.trainable.Trained`."""
 
-    On TensorFlow and PyTorch the base variable itself holds the merged values: whoever reads it has them, and only the
+    base: keras.Variable
+    variable: keras.Variable
+    place: Place
+    link: Link
+
+    def load(self, base_value: Tensor) -> None:
+        """Set the part's variable to its region of a value that the base has been assigned."""
+
+
+class RowSlots(Protocol):
+    """The selected rows of an embedding table: `layer_rules.embedding.Rows`."""
+
+    count: int
+
+    def slots(self, tokens: Tensor) -> Tensor:
+        """Return the part's row for each token; -1 where the token's row is frozen."""
+
+
+class Operation(Protocol):
+    """A product of an input and a kernel, with a gradient for a part of the kernel: see `Gradients.contract`."""
+
+    def forward(self, x: Tensor, kernel: Tensor) -> Tensor:
+        """Return the outputs."""
+
+    def keep(self, x: Tensor) -> Tensor:
+        """Return what the gradient for the part needs of the input."""
+
+    def gradient_part(self, kept: Tensor, dy: Tensor) -> Tensor:
+        """Return the gradient for the part, given what `keep` returned."""
+
+    def gradient_x(self, dy: Tensor, kernel: Tensor, x: Tensor) -> Tensor:
+        """Return the gradient for the input, of which only shape and dtype may be used."""
+
+
+class Link(Protocol):
+    """Keeps a base variable and its part in step while it is open.
+
+    On TensorFlow and PyTorch the base variable itself holds the merged values: every reader has them, and only the
     gradient has to be led to the part. On JAX, where a value is what a function is given, the values are merged when
     they are read, and the base is written at the end.
     """
@@ -34,10 +83,10 @@ class Link(Protocol):
     differentiable_reads: bool  # whether a rule that gives the part its gradient reads the base with its history
 
     def holds_merged(self) -> bool:
-        """Whether the base holds the merged values here and now. Writes them first where that is still to be done."""
+        """Return whether the base holds the merged values here and now. Writes them first where that is still due."""
 
     def alias(self, value: Tensor) -> Tensor:
-        """The value, which was read of a base that holds the merged values, with a gradient for the part alone."""
+        """Return the value, read from a base that holds the merged values, with a gradient for the part alone."""
 
     def sync(self) -> None:
         """Bring the base up to date, also after a write that went unnoticed, where it holds the merged values."""
@@ -45,176 +94,180 @@ class Link(Protocol):
     def base_assigned(self, value: Tensor) -> None:
         """Let the part follow: the base has been assigned this value."""
 
-    def opened(self) -> AbstractContextManager[Any]:
+    def opened(self) -> AbstractContextManager[None]:
         """Context manager: an assignment to one of the two is written to the other."""
 
 
-class Backend(Protocol):
-    """What finetooth needs of a backend beyond `keras.ops`."""
+class Tensors(Protocol):
+    """Elements of tensors, and products of matrices."""
 
-    def index(self, indices: np.ndarray, length: int) -> Any:
-        """Sorted unique indices along an axis of this length, ready for `take` and `put`."""
+    def index(self, indices: np.ndarray, length: int) -> AxisIndex:
+        """Return sorted unique indices along an axis of this length, ready for `take` and `put`."""
 
-    def coordinates(self, arrays: tuple[np.ndarray, ...]) -> Any:
-        """Points, one index array per axis, ready for `take_points` and `put_points`."""
+    def coordinates(self, arrays: tuple[np.ndarray, ...]) -> Coordinates:
+        """Return points, given as one index array per axis, ready for `take_points` and `put_points`."""
 
-    def take(self, value: Tensor, axis: int, where: Where) -> Tensor:
-        """The entries of `value` at `where` along an axis."""
+    def take(self, value: Tensor, axis: int, where: AxisIndex) -> Tensor:
+        """Return the entries of `value` at `where` along an axis."""
 
     def put(self, value: Tensor, axes: Axes, part: Tensor) -> Tensor:
-        """`value` with the grid of these axes replaced by `part`; its gradient is `take` of the result's, by axis."""
+        """Return `value` with the grid of these axes replaced by `part`.
 
-    def take_points(self, value: Tensor, coordinates: Any) -> Tensor:
-        """The elements of `value` at the points."""
-
-    def put_points(self, value: Tensor, coordinates: Any, part: Tensor) -> Tensor:
-        """`value` with the elements at the points replaced; the gradient for `part` is `take_points` of its."""
-
-    def matmul(self, a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
-        """The product, of two matrices where one is transposed."""
-
-    def einsum(self, equation: str, a: Tensor, b: Tensor) -> Tensor:
-        """The sum of products that the equation writes."""
-
-    def as_matrix(self, value: Tensor) -> Tensor:
-        """All axes but the last as one."""
-
-    def contract(self, operation: Any, x: Tensor, kernel: Tensor, part: Tensor) -> Tensor:
-        """`operation.forward(x, kernel)`, with a gradient for x, and for the part that the kernel is merged with.
-
-        The part's is `operation.gradient_part(operation.keep(x), dy)`, cast; the kernel as such gets none. For x it is
-        `operation.gradient_x(dy, kernel, x)`, or what the backend knows by itself. Of this x, only shape and dtype
-        may be used.
+        The gradient for the part is `take` of the result's, axis by axis.
         """
 
-    def pull_back(self, function: Any, at: Tensor, dy: Tensor) -> Tensor:
-        """The gradient for the argument of a linear function; of `at`, only shape and dtype matter."""
+    def take_points(self, value: Tensor, coordinates: Coordinates) -> Tensor:
+        """Return the elements of `value` at the points."""
+
+    def put_points(self, value: Tensor, coordinates: Coordinates, part: Tensor) -> Tensor:
+        """Return `value` with the elements at the points replaced.
+
+        The gradient for the part is `take_points` of the result's.
+        """
+
+    def matmul(self, a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+        """Return the product of two matrices, of which one may be transposed."""
+
+    def einsum(self, equation: str, a: Tensor, b: Tensor) -> Tensor:
+        """Return the sum of products that the equation writes."""
+
+    def as_matrix(self, value: Tensor) -> Tensor:
+        """Return the value with all axes but the last as one."""
+
+    def samples(self, shape: tuple[int, int], rows: np.ndarray, columns: np.ndarray) -> Samples:
+        """Return sorted points of a matrix of this shape, ready for `sampled_product`."""
+
+    def sampled_product(self, samples: Samples, a: Tensor, b: Tensor) -> Tensor:
+        """Return the elements of a^T b at the points."""
 
     def product_costs(self) -> ProductCosts:
-        """What parts of a matrix product cost on the device in use, as measured by `benchmarks/calibrate.py`."""
+        """Return the costs of parts of a matrix product on the device in use (measured: `benchmarks/calibrate.py`)."""
 
     def alignment(self) -> int:
-        """The number of elements that a slice of a matrix should be a multiple of, to be multiplied at full speed."""
+        """Return the number of elements that a slice should be a multiple of to be multiplied at full speed."""
 
-    def samples(self, shape: tuple[int, int], rows: np.ndarray, columns: np.ndarray) -> Any:
-        """Points of a matrix of this shape, sorted, ready for `sampled_product`."""
 
-    def sampled_product(self, samples: Any, a: Tensor, b: Tensor) -> Tensor:
-        """The elements of a^T b at the points."""
+class Variables(Protocol):
+    """Reads and writes of variables: those of Keras, and the backend's own."""
 
-    def look_up(self, rows: Any, tokens: Tensor, table: Tensor, part: Any) -> Tensor:
-        """The table's rows for the tokens, the part's where a row is selected, with a gradient for the part alone."""
+    def is_variable(self, value: object) -> bool:
+        """Return whether the value is a variable, parameter or array of the backend itself."""
 
-    def Link(self, part: Any) -> Link:
-        """What keeps the base of a part and its variable in step."""
+    def is_array(self, value: object) -> bool:
+        """Return whether the value is an array, which cannot be written."""
 
-    def stepping(self, optimizer: Any, links: Sequence[Any]) -> AbstractContextManager[Any]:
-        """Context manager: after the optimizer's steps the bases hold the merged values, at no cost of their size."""
+    def read(self, variable: Variable, place: Place) -> Tensor:
+        """Return a region of a variable, as a tensor that later writes do not change."""
 
-    def is_variable(self, value: Any) -> bool:
-        """Whether it is a variable, parameter or array of the backend itself."""
-
-    def is_array(self, value: Any) -> bool:
-        """Whether it is an array, which cannot be written."""
-
-    def read(self, variable: Any, place: Any) -> Tensor:
-        """The elements of a variable, of the backend's own or Keras', at a place: a tensor that stays as it is."""
-
-    def write(self, variable: Any, place: Any, compact: Tensor) -> Any:
-        """Write the elements of a variable at a place, in place where that is possible, and return the variable.
+    def write(self, variable: Variable, place: Place, compact: Tensor) -> Variable:
+        """Write a region of a variable, in place where that is possible, and return the variable.
 
         An array is not changed; a new one is returned.
         """
 
-    def trainable_like(self, variable: Any, value: Tensor, name: str) -> Any:
-        """A trainable variable with this value, of the backend's own kind if the given one is."""
+    def trainable_like(self, variable: Variable, value: Tensor, name: str) -> Variable:
+        """Return a trainable variable with this value: the backend's own kind if the given one is, else Keras'."""
 
-    def outside_of_graphs(self) -> AbstractContextManager[Any]:
-        """Where variables can be made while a function is traced."""
-
-    def aside(self) -> AbstractContextManager[Any]:
-        """While open, no gradients are recorded where that is up to us, and the backend's own seeds do not move."""
-
-    def sparse_rows(self, gradient: Any) -> tuple[Tensor, Tensor] | None:
-        """The row numbers and rows of a sparse gradient, in which rows may repeat; None for a dense one."""
-
-    def scaled(self, gradient: Any, scale: Tensor) -> Any:
-        """A gradient, dense or sparse, times a number."""
+    def sparse_rows(self, gradient: Gradient) -> tuple[Tensor, Tensor] | None:
+        """Return the row numbers and rows of a sparse gradient, in which rows may repeat; None for a dense one."""
 
     def distinct_rows(self, indices: Tensor, values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """The rows of a sparse gradient each once, those that repeat summed.
+        """Return each row of a sparse gradient once, with the values of repeated rows summed.
 
-        Where shapes must be known there are as many as were given, and those too many have the number `count`.
+        Where shapes must be known there are as many rows as were given; the surplus ones have the number `count`.
         """
 
-    def read_rows(self, variable: Any, rows: Tensor) -> Tensor:
-        """Rows of a variable. One of number `count` may be anything."""
+    def read_rows(self, variable: Variable, rows: Tensor) -> Tensor:
+        """Return rows of a variable. For the row number `count` (see `distinct_rows`) any values may come."""
 
-    def write_rows(self, variable: Any, rows: Tensor, values: Tensor) -> None:
-        """Write rows of a variable in place, and leave out those of number `count`."""
+    def write_rows(self, variable: Variable, rows: Tensor, values: Tensor) -> None:
+        """Write rows of a variable in place. The row number `count` (see `distinct_rows`) is left out."""
 
-    def record(self, function: Callable[[], tuple[Tensor, Any]], sources: Sequence[Any]) -> Any:
-        """Run a function that returns a loss and more. Returns both, and what gives the loss's gradients.
+    def Link(self, part: LinkedPart) -> Link:
+        """Return the link that keeps the base of a part and the part's variable in step."""
 
-        That is a function of some positions in `sources`, each a Keras variable or one of the backend's own, and can be
-        called again. A gradient is None where the loss does not depend on the source, or zero.
+
+class Gradients(Protocol):
+    """Operations with gradients of our own, and gradients of any function."""
+
+    def contract(self, operation: Operation, x: Tensor, kernel: Tensor, part: Tensor) -> Tensor:
+        """Return `operation.forward(x, kernel)`, with gradients for x and for the part merged into the kernel.
+
+        The part's gradient is `operation.gradient_part(operation.keep(x), dy)`, cast to its dtype; the kernel itself
+        gets none. The gradient for x is `operation.gradient_x(dy, kernel, x)`, or the backend's own.
         """
+
+    def pull_back(self, function: Callable[[Tensor], Tensor], at: Tensor, dy: Tensor) -> Tensor:
+        """Return the gradient for the argument of a linear function; of `at`, only shape and dtype matter."""
+
+    def look_up(self, rows: RowSlots, tokens: Tensor, table: Tensor, part: LinkedPart) -> Tensor:
+        """Return the table's rows for the tokens, the part's where a row is selected, with a gradient for the part."""
+
+    def record(self, function: Callable[[], tuple[Tensor, T]], sources: Sequence[Variable]) -> tuple[Tensor, T, Any]:
+        """Run a function that returns a loss and more. Return both, and a function that gives the loss's gradients.
+
+        That function takes positions in `sources` and can be called again. A gradient is None, or zero, where the loss
+        does not depend on the source.
+        """
+
+    def where_open(self, gradient: Gradient, mask: Tensor) -> Gradient:
+        """Return a gradient, dense or sparse, with exact zeros where the mask (which is broadcast) is false."""
+
+    def scaled(self, gradient: Gradient, scale: Tensor) -> Gradient:
+        """Return a gradient, dense or sparse, times a number."""
+
+
+class Control(Protocol):
+    """Branches on the value of a tensor."""
 
     def known(self, condition: Tensor) -> bool | None:
-        """The truth of a scalar; None while a function is traced, when nobody knows it."""
+        """Return the truth of a scalar, or None while a function is traced, when the value does not exist yet."""
 
-    def of_one_mind(self) -> bool:
-        """Whether a step goes one way. Replicas may disagree, and would not meet where they exchange gradients."""
+    def branch(self, condition: Tensor, yes: Callable[[], T], no: Callable[[], T]) -> T:
+        """Return the result of `yes` if the condition holds, else of `no`, with gradients.
 
-    def branch(self, condition: Tensor, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
-        """What the one function returns if the condition holds, else what the other does, with gradients.
-
-        Where compiled functions have no side effects, neither assigns anything.
+        Where compiled functions have no side effects, neither function assigns anything.
         """
 
     def either(
         self, condition: Tensor, yes: Callable[[], Any], no: Callable[[], Any], variables: Sequence[keras.Variable]
     ) -> None:
-        """Do one thing if the condition holds, else another; both assign to these variables and no others."""
+        """Run `yes` if the condition holds, else `no`; both assign to these variables and no others."""
 
-    def where_open(self, gradient: Any, mask: Tensor) -> Any:
-        """A gradient, dense or sparse, with exact zeros where the mask, which it is broadcast to, is false."""
+    def of_one_mind(self) -> bool:
+        """Return whether the step runs on one replica.
+
+        Replicas may take different branches, and would then deadlock in the all-reduce of gradients.
+        """
+
+
+class Training(Protocol):
+    """What surrounds a training step. Where a backend has nothing to do, `defaults` does nothing."""
+
+    def stepping(self, optimizer: keras.optimizers.Optimizer, links: Sequence[Link]) -> AbstractContextManager[None]:
+        """Context manager: after each of the optimizer's steps the bases hold the merged values, without a copy."""
 
     def creation_scope(self, model: keras.Model) -> AbstractContextManager[Any]:
-        """Where variables that belong to the model must be created."""
+        """Context manager: variables that belong to the model can be created (the scope of its strategy)."""
 
-    def without_gradients(self, variables: Sequence[keras.Variable]) -> AbstractContextManager[Any]:
+    def outside_of_graphs(self) -> AbstractContextManager[Any]:
+        """Context manager: variables and constants can be made while a function is traced."""
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Context manager: do not record gradients, and do not advance the backend's random state (torch only)."""
+
+    def without_gradients(self, variables: Sequence[keras.Variable]) -> AbstractContextManager[None]:
         """Context manager: the variables hold no gradients of an earlier backward pass (torch only)."""
 
-    def foreign_reads(self, layer: keras.Layer) -> AbstractContextManager[Any]:
-        """While open, code that reads the layer's weights past Keras (a torch module) sees their Keras values."""
+    def foreign_reads(self, layer: keras.Layer) -> AbstractContextManager[None]:
+        """Context manager: a torch module that the layer wraps reads the Keras values of its weights (torch only)."""
 
-    def listing(self, layer: keras.Layer, variables: list[keras.Variable]) -> AbstractContextManager[Any]:
-        """While open, the backend's own list of the layer's parameters, where it has one, holds these variables too."""
+    def listing(self, layer: keras.Layer, variables: Sequence[keras.Variable]) -> AbstractContextManager[None]:
+        """Context manager: the parameters of the layer, as a torch module, include these variables (torch only)."""
 
-    def guarded(self, model: keras.Model, function: Any) -> Any:
-        """The compiled step function, made to lose no weights when it fails."""
-
-
-# What `keras.ops` does well enough; traced backends run these once.
+    def guarded(self, model: keras.Model, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the compiled step function, made to give the model its weights back when it fails (JAX only)."""
 
 
-def matmul(a: Tensor, b: Tensor, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
-    """The product, of two matrices where one is transposed."""
-    a, b = (keras.ops.transpose(x) if turned else x for x, turned in ((a, transpose_a), (b, transpose_b)))
-    return keras.ops.matmul(a, b)
-
-
-def branch(condition: Tensor, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
-    """What the one function returns if the condition holds, else what the other does, with gradients."""
-    return keras.ops.cond(condition, yes, no)
-
-
-def einsum(equation: str, a: Tensor, b: Tensor) -> Tensor:
-    """The sum of products that the equation writes."""
-    return keras.ops.einsum(equation, a, b)
-
-
-def as_matrix(value: Tensor) -> Tensor:
-    """All axes but the last as one."""
-    return keras.ops.reshape(value, (-1, keras.ops.shape(value)[-1]))
+class Backend(Tensors, Variables, Gradients, Control, Training, Protocol):
+    """What finetooth needs of a backend beyond `keras.ops`."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import keras
 import numpy as np
 
-from ..keras_internals import private as keras_private
+from ...keras_internals import private as keras_private
 
 
 @functools.partial(jax.jit, donate_argnums=0)

@@ -14,15 +14,20 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
-from ..errors import TuningError
-from ..keras_internals import private as keras_private
-from ..keras_internals.hooks import hooked
-from .tensorflow_writes import in_xla, replaced, share_reads, write_in_place
+from ...errors import TuningError
+from ...keras_internals import private as keras_private
+from ...keras_internals.hooks import hooked
+from ..contract import LinkedPart
+from .tensors import replaced
+from .writes import in_xla, share_reads, write_in_place
+
+if TYPE_CHECKING:
+    from ..tensor_region import Place
 
 # The methods of a tf.Variable that change it. Keras' optimizers and Keras' variables both end in one of them.
 _WRITES = (
@@ -45,7 +50,7 @@ _WRITES = (
     "_strided_slice_assign",
     "_restore_from_tensors",
 )
-_INTEGERS = {2: tf.int16, 4: tf.int32, 8: tf.int64}
+INTEGERS = {2: tf.int16, 4: tf.int32, 8: tf.int64}
 
 
 class _Thread(threading.local):
@@ -56,13 +61,13 @@ class _Thread(threading.local):
     zero: tf.Tensor | None = None  # in XLA: an integer that is zero, known only when all gradients are
 
 
-_thread = _Thread()
+thread = _Thread()
 
 
 class _Pair:
     """The native variables of a base and its part, on one device."""
 
-    def __init__(self, place: Any, base: tf.Variable, compact: tf.Variable):
+    def __init__(self, place: Place, base: tf.Variable, compact: tf.Variable):
         self._place, self._base, self._compact = place, base, compact
 
     def write_base(self) -> None:
@@ -71,12 +76,12 @@ class _Pair:
             if self._place.is_whole:
                 self._base.assign(value, read_value=False)
             elif in_xla():
-                if _thread.zero is not None:
-                    value = _after(_thread.zero, value)
+                if thread.zero is not None:
+                    value = _after(thread.zero, value)
                 self._base.assign(replaced(self._place, self._base.read_value(), value), read_value=False)
             else:
                 write_in_place(self._base, self._place, value)
-                if tf.executing_eagerly() or _thread.in_step:
+                if tf.executing_eagerly() or thread.in_step:
                     share_reads(self._base)
 
     def write_part(self) -> None:
@@ -96,7 +101,7 @@ class _Pair:
 def _then(follow: Any) -> Any:
     def assign(original: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        if not _thread.following:
+        if not thread.following:
             follow()
         return result
 
@@ -105,20 +110,20 @@ def _then(follow: Any) -> Any:
 
 @contextlib.contextmanager
 def _following() -> Iterator[None]:
-    before, _thread.following = _thread.following, True
+    before, thread.following = thread.following, True
     try:
         yield
     finally:
-        _thread.following = before
+        thread.following = before
 
 
 class Link:
-    """A base and its part in step: see `base.Link`."""
+    """A base and its part in step: see `contract.Link`."""
 
     base_is_current = True
     differentiable_reads = True
 
-    def __init__(self, part: Any):
+    def __init__(self, part: LinkedPart):
         self._part = part
         bases, compacts = _natives(part.base), _natives(part.variable)
         self._pairs = [_Pair(part.place, base, compact) for base, compact in zip(bases, compacts, strict=True)]
@@ -168,47 +173,7 @@ def _natives(variable: keras.Variable) -> Sequence[tf.Variable]:
     return native.values
 
 
-@contextlib.contextmanager
-def stepping(optimizer: Any, links: Sequence[Link]) -> Iterator[None]:
-    """Context manager: the optimizer's steps begin when all gradients are there, so that no write copies a base."""
-
-    def apply(original: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        grads = list(grads)
-        if trainable_variables is not None:
-            trainable_variables = list(trainable_variables)
-            if not optimizer.built:  # outside of the dependencies, where variables cannot be made
-                with keras.name_scope(optimizer.name, caller=optimizer):
-                    optimizer.build(trainable_variables)
-        given = [gradient for gradient in grads if gradient is not None]
-        before = _thread.zero, _thread.in_step
-        _thread.zero, _thread.in_step = (_zero_known_after(given), False) if in_xla() else (None, True)
-        try:
-            with contextlib.nullcontext() if tf.executing_eagerly() or in_xla() else tf.control_dependencies(given):
-                return original(grads, trainable_variables)
-        finally:
-            _thread.zero, _thread.in_step = before
-
-    with hooked(optimizer, "apply", apply):
-        yield
-
-
-def _zero_known_after(gradients: Sequence[Any]) -> tf.Tensor | None:
-    """Zero, computed from an element of each gradient in a way that XLA's optimizations do not see through.
-
-    XLA updates a variable in place only where all readers of the old value are known to come first, and it knows that
-    by data dependencies alone: it has no control dependencies, and takes optimization barriers out before it decides.
-    """
-    bits = []
-    for gradient in gradients:
-        values = gradient.values if isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
-        flat = tf.reshape(values, [-1])
-        if flat.shape[0] and flat.dtype.size in _INTEGERS:
-            bits.append(tf.bitcast(flat[0], _INTEGERS[flat.dtype.size]))
-    zeros = [tf.cast(tf.equal(tf.bitwise.bitwise_or(b, tf.ones_like(b)), 0), tf.int32) for b in bits]
-    return tf.add_n(zeros) if zeros else None
-
-
 def _after(zero: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
     """The value, bit for bit, when `zero` is known."""
-    integers = _INTEGERS[value.dtype.size]
+    integers = INTEGERS[value.dtype.size]
     return tf.bitcast(tf.bitcast(value, integers) + tf.cast(zero, integers), value.dtype)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from .tensors import on
 
-def on(value: torch.Tensor, coordinates: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """The coordinates on the value's device, which need not be the one that Keras uses."""
-    return tuple(coordinate.to(value.device) for coordinate in coordinates)
+if TYPE_CHECKING:
+    from ..tensor_region import Place
 
 
-def write_in_place(target: torch.Tensor, place: Any, value: torch.Tensor) -> None:
+def write_in_place(target: torch.Tensor, place: Place, value: torch.Tensor) -> None:
     """Write the elements at a place. Autograd notices, unless it is told not to."""
     if place.points is not None:
         target.index_put_(on(target, place.points), value)

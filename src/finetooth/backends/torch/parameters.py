@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import torch
 
-from ..keras_internals import private as keras_private
-from ..keras_internals.hooks import hooked
+from ...keras_internals import private as keras_private
+from ...keras_internals.hooks import hooked
 
 
 class _Parameters(torch.nn.ParameterDict):

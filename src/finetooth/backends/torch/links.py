@@ -10,22 +10,25 @@ kernels), which plain PyTorch does not notice either.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ..keras_internals import private as keras_private
-from ..keras_internals.hooks import hooked
-from .torch_writes import write_in_place
+from ...keras_internals import private as keras_private
+from ..contract import LinkedPart
+from .writes import write_in_place
+
+if TYPE_CHECKING:
+    from ..tensor_region import Place
 
 
 class _Alias(torch.autograd.Function):
     """A read of the base, whose gradient goes to the part; differentiable again."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, compact: torch.Tensor, place: Any) -> torch.Tensor:
+    def forward(ctx: Any, value: torch.Tensor, compact: torch.Tensor, place: Place) -> torch.Tensor:
         ctx.place, ctx.dtype = place, compact.dtype
         return value.view_as(value)
 
@@ -35,12 +38,12 @@ class _Alias(torch.autograd.Function):
 
 
 class Link:
-    """A base and its part in step: see `base.Link`."""
+    """A base and its part in step: see `contract.Link`."""
 
     base_is_current = True
     differentiable_reads = False  # rules raise where second derivatives are asked for
 
-    def __init__(self, part: Any):
+    def __init__(self, part: LinkedPart):
         self._part = part
         self._written: tuple[Any, ...] | None = None  # the state of both when they were last in step
 
@@ -102,17 +105,3 @@ class Link:
     def _state(self) -> tuple[Any, ...]:
         base, compact = self._natives()
         return compact._version, compact.data_ptr(), base._version, base.data_ptr()
-
-
-@contextlib.contextmanager
-def stepping(optimizer: Any, links: Sequence[Link]) -> Iterator[None]:
-    """Context manager: the bases are written right after each of the optimizer's steps."""
-
-    def apply(original: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        for link in links:
-            link.holds_merged()
-        return result
-
-    with hooked(optimizer, "apply", apply):
-        yield

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import jax
 
+from ..contract import LinkedPart
+
 
 class Link:
-    """A base and its part: see `base.Link`. A JAX array is never written; values are merged when they are read."""
+    """A base and its part: see `contract.Link`. A JAX array is never written; values are merged when they are read."""
 
     base_is_current = False
     differentiable_reads = True
 
-    def __init__(self, part: Any):
+    def __init__(self, part: LinkedPart):
         self._part = part
 
     def holds_merged(self) -> bool:
@@ -30,9 +30,5 @@ class Link:
     def base_assigned(self, value: jax.Array) -> None:
         self._part.load(value)
 
-    def opened(self) -> AbstractContextManager[Any]:
+    def opened(self) -> AbstractContextManager[None]:
         return nullcontext()
-
-
-def stepping(optimizer: Any, links: Sequence[Link]) -> AbstractContextManager[Any]:
-    return nullcontext()

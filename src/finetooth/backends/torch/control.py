@@ -1,0 +1,19 @@
+"""PyTorch: branches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import torch
+
+
+def known(condition: torch.Tensor) -> bool | None:
+    return True if condition.is_meta else bool(condition)  # only shapes are asked for, of what an open gate does
+
+
+def either(
+    condition: torch.Tensor, yes: Callable[[], Any], no: Callable[[], Any], variables: Sequence[keras.Variable]
+) -> None:
+    (yes if known(condition) else no)()
