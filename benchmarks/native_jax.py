@@ -12,7 +12,7 @@ import numpy as np
 from contenders import RATE, Data, Loop, elements, initial
 
 from finetooth.keras_internals.weights import to_numpy
-from finetooth.regions.indexing import at
+from finetooth.regions.indexing import region_at
 
 
 def looped(step: Callable[..., Any], state: Any, frozen: Any, data: Data) -> tuple[Loop, list]:
@@ -107,6 +107,6 @@ def slice_floor(depth: int, width: int, low: int, high: int, data: Data) -> Loop
             named |= {f"d{i}/kernel": np.asarray(merged), f"d{i}/bias": np.asarray(bias)}
         return named
 
-    square = at((width, width), (slice(low, high), slice(low, high)))
+    square = region_at((width, width), (slice(low, high), slice(low, high)))
     may_move = {f"d{i}/kernel": square for i in range(depth)}
     return loop.holding(elements(parts), lambda: elements([*holder[0][1], *holder[0][2]]), weights, may_move)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from contenders import RATE, Data, Loop, elements, initial
 
 from finetooth.keras_internals.weights import to_numpy
-from finetooth.regions.indexing import at
+from finetooth.regions.indexing import region_at
 
 
 def batches(data: Data) -> list:
@@ -91,7 +91,7 @@ def slice_floor(depth: int, width: int, low: int, high: int, data: Data) -> Loop
             named |= {f"d{i}/kernel": merged, f"d{i}/bias": bias.numpy()}
         return named
 
-    square = at((width, width), (slice(low, high), slice(low, high)))
+    square = region_at((width, width), (slice(low, high), slice(low, high)))
     may_move = {f"d{i}/kernel": square for i in range(depth)}
     return Loop(step, batches(data), wait).holding(
         elements(parts), lambda: sum(elements(slot) for slot in slots), weights, may_move

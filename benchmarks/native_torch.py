@@ -11,7 +11,7 @@ import torch
 from contenders import RATE, Data, Loop, elements, initial
 
 from finetooth.keras_internals.weights import to_numpy
-from finetooth.regions.indexing import at
+from finetooth.regions.indexing import region_at
 
 
 def looped(forward: Callable[[Any], Any], optimizer: Any, data: Data, after: Callable[[], Any] | None = None) -> Loop:
@@ -85,6 +85,6 @@ def slice_floor(depth: int, width: int, low: int, high: int, data: Data) -> Loop
         return named | {f"d{i}/bias": bias.numpy() for i, bias in enumerate(biases)}
 
     optimizer = adam(parts)
-    square = at((width, width), (slice(low, high), slice(low, high)))
+    square = region_at((width, width), (slice(low, high), slice(low, high)))
     may_move = {f"d{i}/kernel": square for i in range(depth)}
     return looped(forward, optimizer, data, write).holding(elements(parts), state_of(optimizer), weights, may_move)

@@ -12,7 +12,7 @@ from contenders import RATE, Data, Loop, elements, initial
 from native_jax import looped
 from workloads import Make
 
-from finetooth.regions.indexing import at
+from finetooth.regions.indexing import region_at
 
 
 def contenders() -> dict[str, dict[str, Make]]:
@@ -22,7 +22,7 @@ def contenders() -> dict[str, dict[str, Make]]:
 
 def masked_stack(data: Data, depth: int, width: int, low: int, high: int) -> Loop:
     """Adam for the kernels, behind a mask of zeros and ones, and nothing for the biases."""
-    square = at((width, width), (slice(low, high), slice(low, high)))
+    square = region_at((width, width), (slice(low, high), slice(low, high)))
     mask = jnp.asarray(square.mask(), "float32")
     parameters = {
         f"d{i}": {"kernel": jnp.asarray(initial(f"d{i}/kernel", (width, width))), "bias": jnp.zeros(width)}

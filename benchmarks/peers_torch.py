@@ -12,7 +12,7 @@ from contenders import RATE, Data, Loop, elements, forget_peak, initial
 from native_torch import adam, looped, state_of
 from workloads import Make
 
-from finetooth.regions.indexing import at
+from finetooth.regions.indexing import region_at
 
 
 def contenders() -> dict[str, dict[str, Make]]:
@@ -121,7 +121,7 @@ def factored_lora(data: Data) -> Loop:
 def masked_stack(data: Data, low: int, high: int) -> Loop:
     """Frozen biases, and a hook on every kernel that masks its gradient."""
     model = stack()
-    square = at((1024, 1024), (slice(low, high), slice(low, high)))
+    square = region_at((1024, 1024), (slice(low, high), slice(low, high)))
     mask = torch.from_numpy(square.mask().astype("float32"))  # it is its own transpose
     for name in LAYERS:
         layer = getattr(model, name)
@@ -134,5 +134,5 @@ def sparse_adam(data: Data) -> Loop:
     """Adam on the rows that occur in a batch, and on no others: there is no choosing among them."""
     model = Table(sparse=True)
     model.stack.requires_grad_(False)
-    may_move = {"table/embeddings": at((32_000, 768), slice(10))}
+    may_move = {"table/embeddings": region_at((32_000, 768), slice(10))}
     return trained(model, data, named_weights(model), may_move, lambda p: torch.optim.SparseAdam(p, RATE))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import finetooth as ft
-from finetooth.regions.indexing import at
+from finetooth.regions.indexing import region_at
 
 L = keras.layers
 BACKEND = keras.backend.backend()
@@ -118,7 +118,7 @@ def plain_step(**mode):
 def check_against_plain(grids, after, mode=QUICK):
     plain = plain_step(**mode)
     for path, index in [*grids.items(), *((f"{kind}_below/bias", np.s_[1:]) for kind in KINDS)]:
-        region = at(plain[path].shape, index)
+        region = region_at(plain[path].shape, index)
         np.testing.assert_allclose(region.gather(after[path]), region.gather(plain[path]), 1e-5, 2e-6, err_msg=path)
 
 
@@ -149,7 +149,7 @@ def test_rules_equal_the_composed_read_and_plain_keras_for_any_grid(data):
     _, by_rule, names = train(grids)
     _, composed, dense_names = train(grids, layer_rules=False)
     for path, shape in kernels(*KINDS).items():
-        whole = at(shape, grids[path]).size == math.prod(shape)
+        whole = region_at(shape, grids[path]).size == math.prod(shape)
         assert (names[path], dense_names[path]) == (("own", "own") if whole else ("slice", "dense"))
     for path in by_rule:
         np.testing.assert_allclose(by_rule[path], composed[path], 1e-5, 2e-6, err_msg=path)
@@ -216,7 +216,7 @@ def test_rules_equal_the_oracle():
     after = values(model)
     for kind, inner, outer in zip(kinds, x, t):
         path = f"{kind}/kernel"
-        region = at(before[path].shape, grids[path])
+        region = region_at(before[path].shape, grids[path])
         gradient = region.gather(oracle(kind, region.shape, inner, outer))
         step = region.gather(after[path]) - region.gather(before[path])
         np.testing.assert_allclose(step, -gradient, 1e-4, 1e-5, err_msg=path)

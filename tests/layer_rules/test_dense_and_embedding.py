@@ -11,7 +11,7 @@ import finetooth as ft
 from finetooth.layer_rules import dense as linear
 from finetooth.layer_rules.rules import rule_for
 from finetooth.parts.trainable import Trained
-from finetooth.regions.indexing import at
+from finetooth.regions.indexing import region_at
 
 L = keras.layers
 
@@ -95,12 +95,12 @@ def test_a_rule_equals_the_composed_read_for_any_grid(kind, data):
     index = data.draw(grids(shape, whole_rows=kind == "table"))
     before, by_rule, gradients = train(kind, index)
     _, composed, dense_gradients = train(kind, index, layer_rules=False)
-    whole = at(shape, index).size == int(np.prod(shape))
+    whole = region_at(shape, index).size == int(np.prod(shape))
     assert gradients[f"layer/{name}"] == ("own" if whole else "rows" if kind == "table" else "slice")
     assert dense_gradients[f"layer/{name}"] == ("own" if whole else "dense")
     for path in by_rule:
         np.testing.assert_allclose(by_rule[path], composed[path], rtol=1e-5, atol=1e-6, err_msg=path)
-    moves = kind != "table" or bool(rows_read() & set(np.flatnonzero(mask_of(at(shape, index)).any(axis=1))))
+    moves = kind != "table" or bool(rows_read() & set(np.flatnonzero(mask_of(region_at(shape, index)).any(axis=1))))
     assert (by_rule[f"layer/{name}"] != before[f"layer/{name}"]).any() == moves
 
 

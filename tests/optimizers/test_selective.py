@@ -14,7 +14,7 @@ from natives import NATIVE, bare, kinds, numpy_of, sparse
 
 import finetooth as ft
 from finetooth.regions import bits
-from finetooth.regions.indexing import at
+from finetooth.regions.indexing import region_at
 
 K = keras.optimizers
 OPTIMIZERS = {
@@ -49,7 +49,7 @@ def start(seed=0, shape=(6, 5)):
 
 def compact(array, index):
     """The selected elements in the shape in which they are trained."""
-    return at(array.shape, index).gather(array)
+    return region_at(array.shape, index).gather(array)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -8,7 +8,7 @@ import pytest
 import finetooth as ft
 from finetooth.keras_internals.weights import to_numpy
 from finetooth.regions.bits import Fingerprint, as_bits, differing
-from finetooth.regions.indexing import at
+from finetooth.regions.indexing import region_at
 from finetooth.regions.region import Points, Whole, empty
 
 DTYPES = ["float16", "bfloat16", "float32", "float64", "complex64", "complex128"]
@@ -76,9 +76,9 @@ def test_a_fingerprint_sees_one_unit_in_the_last_place_of_any_element(name, shap
 @pytest.mark.parametrize(
     "region",
     [
-        at((4, 6), np.s_[1:3]),
-        at((4, 6), np.s_[:, [0, 1, 5]]),
-        at((4, 6), np.s_[::3, ::2]),
+        region_at((4, 6), np.s_[1:3]),
+        region_at((4, 6), np.s_[:, [0, 1, 5]]),
+        region_at((4, 6), np.s_[::3, ::2]),
         Points((4, 6), [0, 7, 8, 23]),
         Whole((4, 6)),
         empty((4, 6)),
@@ -97,13 +97,13 @@ def test_a_fingerprint_sees_what_is_outside_the_region_and_nothing_inside(name, 
 @pytest.mark.parametrize("name", DTYPES)
 def test_moved_counts_the_elements_that_moved(name, rng):
     array = rng.normal(size=(20, 30)).astype(dtype_of(name))
-    before = Fingerprint.of(array, at((20, 30), np.s_[0]))
+    before = Fingerprint.of(array, region_at((20, 30), np.s_[0]))
     for count in (1, 2, 57, 570):
         moved = array.copy()
         chosen = 30 + rng.choice(570, count, replace=False)
         step(moved, chosen)
         moved[0] = 0
-        after = Fingerprint.of(moved, at((20, 30), np.s_[0]))
+        after = Fingerprint.of(moved, region_at((20, 30), np.s_[0]))
         assert before.moved(after) == after.moved(before) == count
 
 
@@ -127,7 +127,7 @@ def test_signs_of_zero_nan_payloads_and_carries_are_seen():
 def test_a_fingerprint_does_not_depend_on_memory_layout_and_leaves_the_array_alone(rng):
     array = rng.normal(size=(5, 7)).astype(np.float32)
     before = array.copy()
-    for region in (at((5, 7), np.s_[:, 2]), Points((5, 7), [3, 4, 30]), empty((5, 7))):
+    for region in (region_at((5, 7), np.s_[:, 2]), Points((5, 7), [3, 4, 30]), empty((5, 7))):
         first, second = Fingerprint.of(array, region), Fingerprint.of(np.asfortranarray(array), region)
         assert first.digest == second.digest and first.moved(second) == 0
     np.testing.assert_array_equal(array, before)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 
 from finetooth.errors import FinetoothError, SelectionError
-from finetooth.regions.indexing import at
-from finetooth.regions.region import Grid, Points, Region, Whole, empty, points
+from finetooth.regions.indexing import region_at
+from finetooth.regions.region import Grid, Points, Region, Whole, empty, grid, points
 
 pytestmark = pytest.mark.numpy
 
@@ -59,11 +59,11 @@ def regions(draw: st.DrawFn, shape: tuple[int, ...]) -> Region:
         st.one_of(
             st.just(Whole(shape)),
             st.just(empty(shape)),
-            indices(shape).map(lambda index: at(shape, index)),
-            masks(shape).map(lambda mask: at(shape, mask)),
+            indices(shape).map(lambda index: region_at(shape, index)),
+            masks(shape).map(lambda mask: region_at(shape, mask)),
             masks(shape).map(lambda mask: Points(shape, np.flatnonzero(mask))),
             st.tuples(*(st.lists(st.integers(0, n - 1), min_size=1, max_size=n) for n in shape)).map(
-                lambda axes: Grid(shape, axes)
+                lambda axes: grid(shape, axes)
             ),
         )
     )
@@ -95,7 +95,7 @@ def numpy_choice(shape: tuple[int, ...], index: tuple) -> np.ndarray:
 def test_an_index_addresses_what_numpy_addresses(data):
     shape = data.draw(shapes)
     index = data.draw(indices(shape))
-    np.testing.assert_array_equal(at(shape, index).flat(), numpy_choice(shape, index))
+    np.testing.assert_array_equal(region_at(shape, index).flat(), numpy_choice(shape, index))
 
 
 @many
@@ -103,7 +103,7 @@ def test_an_index_addresses_what_numpy_addresses(data):
 def test_a_mask_of_the_whole_shape_is_itself(data):
     shape = data.draw(shapes)
     mask = data.draw(masks(shape))
-    region = at(shape, mask)
+    region = region_at(shape, mask)
     np.testing.assert_array_equal(region.mask(), mask)
     np.testing.assert_array_equal(region.flat(), np.flatnonzero(mask))
 
@@ -144,14 +144,14 @@ def test_scatter_is_the_inverse_of_gather_for_any_memory_order(group, order):
 
 def test_gathered_values_are_a_copy():
     array = np.zeros((3, 4), np.float32)
-    for region in (Whole((3, 4)), at((3, 4), np.s_[1]), Points((3, 4), [0, 5, 7])):
+    for region in (Whole((3, 4)), region_at((3, 4), np.s_[1]), Points((3, 4), [0, 5, 7])):
         region.gather(array)[...] = 1
         region.scatter(array, np.ones(region.compact_shape))
         assert not array.any()
 
 
 def test_an_array_of_another_shape_is_refused():
-    for region in (Whole((3, 4)), at((3, 4), np.s_[1]), Points((3, 4), [0, 5, 7])):
+    for region in (Whole((3, 4)), region_at((3, 4), np.s_[1]), Points((3, 4), [0, 5, 7])):
         with pytest.raises(SelectionError, match=r"\(3, 4\).*\(4, 3\)"):
             region.gather(np.zeros((4, 3)))
         with pytest.raises(SelectionError, match=r"\(3, 4\).*\(12,\)"):
@@ -196,7 +196,11 @@ def test_set_laws_hold(group):
 @given(groups(1))
 def test_equal_sets_are_equal_and_hash_alike_whatever_their_shape(group):
     (region,) = group
-    twins = [Points(region.shape, region.flat()), points(region.shape, region.flat()), at(region.shape, region.mask())]
+    twins = [
+        Points(region.shape, region.flat()),
+        points(region.shape, region.flat()),
+        region_at(region.shape, region.mask()),
+    ]
     assert all(twin == region and region == twin and hash(twin) == hash(region) for twin in twins)
     assert len({region, *twins}) == 1
 
@@ -225,7 +229,7 @@ def test_plain_form_survives_json_and_copies_are_equal(group):
 
 def test_regions_of_different_shapes_or_other_things_do_not_combine():
     a = Whole((3, 4))
-    for other in (Whole((4, 3)), at((3,), 0), 7, None, np.ones((3, 4), bool)):
+    for other in (Whole((4, 3)), region_at((3,), 0), 7, None, np.ones((3, 4), bool)):
         for combine in (a.__or__, a.__and__, a.__sub__, a.__le__):
             with pytest.raises(SelectionError):
                 combine(other)
@@ -242,7 +246,7 @@ def test_a_mask_that_is_an_outer_product_becomes_a_grid(data):
     index = data.draw(indices(shape))
     mask = np.zeros(math.prod(shape), bool)
     mask[numpy_choice(shape, index)] = True
-    region = at(shape, mask.reshape(shape))
+    region = region_at(shape, mask.reshape(shape))
     assert isinstance(region, Whole if mask.all() else Grid if mask.any() else Points)
 
 
@@ -252,58 +256,58 @@ def test_a_mask_that_is_no_outer_product_becomes_points(data):
     shape = data.draw(shapes)
     mask = data.draw(masks(shape))
     sides = [len(np.unique(coordinate)) for coordinate in (np.nonzero(mask) if shape else ())]
-    region = at(shape, mask)
+    region = region_at(shape, mask)
     assert isinstance(region, Points) == (not mask.any() or math.prod(sides) != mask.sum())
 
 
 def test_everything_becomes_whole():
     shape = (3, 4)
     for region in (
-        at(shape, np.s_[...]),
-        at(shape, ()),
-        at(shape, np.s_[:, ::-1]),
-        at(shape, np.ones(shape, bool)),
-        at(shape, [0, 1, 2]),
-        Grid(shape, [range(3), [3, 2, 1, 0]]),
+        region_at(shape, np.s_[...]),
+        region_at(shape, ()),
+        region_at(shape, np.s_[:, ::-1]),
+        region_at(shape, np.ones(shape, bool)),
+        region_at(shape, [0, 1, 2]),
+        grid(shape, [range(3), [3, 2, 1, 0]]),
         points(shape, range(12)),
-        at(shape, np.s_[:2]) | at(shape, np.s_[2]),
+        region_at(shape, np.s_[:2]) | region_at(shape, np.s_[2]),
         ~empty(shape),
     ):
         assert type(region) is Whole
 
 
 def test_evenly_spaced_indices_become_a_range():
-    assert at((10,), [1, 4, 7]).axes == (range(1, 8, 3),)
-    assert at((10,), [7, 4, 4, 1, -3]).axes == (range(1, 8, 3),)
-    assert at((10,), [5]).axes == (range(5, 6),)
-    assert at((10,), np.s_[8:2:-3]).axes == (range(5, 9, 3),)
+    assert region_at((10,), [1, 4, 7]).axes == (range(1, 8, 3),)
+    assert region_at((10,), [7, 4, 4, 1, -3]).axes == (range(1, 8, 3),)
+    assert region_at((10,), [5]).axes == (range(5, 6),)
+    assert region_at((10,), np.s_[8:2:-3]).axes == (range(5, 9, 3),)
     assert Grid((10,), [range(8, 2, -3)]).axes == (range(5, 9, 3),)
-    assert isinstance(at((10,), [0, 1, 3]).axes[0], np.ndarray)
+    assert isinstance(region_at((10,), [0, 1, 3]).axes[0], np.ndarray)
 
 
 def test_neighbouring_blocks_join_into_a_grid():
-    left, right = at((8, 6), np.s_[:, :2]), at((8, 6), np.s_[:, 2:4])
+    left, right = region_at((8, 6), np.s_[:, :2]), region_at((8, 6), np.s_[:, 2:4])
     assert type(left | right) is Grid and (left | right).compact_shape == (8, 4)
     assert type((left | right) - left) is Grid and (left | right) - left == right
     assert type(~left) is Grid
 
 
 def test_a_scalar_is_whole_or_nothing():
-    assert type(at((), ())) is type(at((), ...)) is type(at((), np.array(True))) is Whole
-    assert at((), np.array(False)) == empty(()) == ~Whole(())
+    assert type(region_at((), ())) is type(region_at((), ...)) is type(region_at((), np.array(True))) is Whole
+    assert region_at((), np.array(False)) == empty(()) == ~Whole(())
     assert Whole(()).size == 1 and Whole(()).compact_shape == () and () in Whole(()) and () not in empty(())
     assert Whole(()).scatter(np.array(1.0), np.array(2.0)) == 2.0
 
 
 def test_a_tensor_without_elements_has_one_region():
     nothing = Whole((0, 3))
-    assert nothing == empty((0, 3)) == at((0, 3), np.s_[:, 1]) == ~nothing == nothing | nothing
+    assert nothing == empty((0, 3)) == region_at((0, 3), np.s_[:, 1]) == ~nothing == nothing | nothing
     assert nothing.size == 0 and (0, 0) not in nothing and nothing.gather(np.zeros((0, 3))).shape == (0, 3)
 
 
 def test_regions_cannot_be_changed_through_their_arrays():
     listed = [0, 1, 3]
-    grid, some = at((6,), listed), Points((6,), np.array(listed))
+    grid, some = region_at((6,), listed), Points((6,), np.array(listed))
     listed[0] = 5
     assert grid.flat().tolist() == some.flat().tolist() == [0, 1, 3]
     for array in (grid.axes[0], some.flat()):
@@ -320,8 +324,8 @@ def test_the_last_element_of_a_huge_tensor_round_trips(shape):
     total = math.prod(shape)
     assert total > 2**31
     for region in (
-        at(shape, last),
-        at(shape, (-1,) * len(shape)),
+        region_at(shape, last),
+        region_at(shape, (-1,) * len(shape)),
         Points(shape, [total - 1]),
         points(shape, [total - 1]),
     ):
@@ -333,7 +337,7 @@ def test_the_last_element_of_a_huge_tensor_round_trips(shape):
 
 
 def test_rows_and_columns_of_a_huge_tensor_combine_exactly():
-    rows, columns = at(HUGE, np.s_[-2:]), at(HUGE, np.s_[:, [0, 7, 16383]])
+    rows, columns = region_at(HUGE, np.s_[-2:]), region_at(HUGE, np.s_[:, [0, 7, 16383]])
     both = rows | columns
     assert both.size == 2 * 16384 + 3 * 262144 - 6
     assert HUGE_LAST in both and (0, 7) in both and (262141, 16382) not in both and (0, 1) not in both
@@ -344,18 +348,18 @@ def test_rows_and_columns_of_a_huge_tensor_combine_exactly():
 
 
 def test_grids_of_a_huge_tensor_stay_grids():
-    block = at(HUGE, np.s_[1000:2000, 100:200])
-    assert type(~at(HUGE, np.s_[:262000])) is Grid and (~at(HUGE, np.s_[:262000])).size == 144 * 16384
+    block = region_at(HUGE, np.s_[1000:2000, 100:200])
+    assert type(~region_at(HUGE, np.s_[:262000])) is Grid and (~region_at(HUGE, np.s_[:262000])).size == 144 * 16384
     assert (Whole(HUGE) & block) == block and (Whole(HUGE) | block) == Whole(HUGE) and block <= Whole(HUGE)
     assert Whole(HUGE).size == 2**32 and HUGE_LAST in Whole(HUGE)
-    assert block | at(HUGE, np.s_[2000:3000, 100:200]) == at(HUGE, np.s_[1000:3000, 100:200])
+    assert block | region_at(HUGE, np.s_[2000:3000, 100:200]) == region_at(HUGE, np.s_[1000:3000, 100:200])
 
 
 def test_points_of_a_huge_tensor_combine_exactly():
     a, b = Points(HUGE, [1, 2**31, 2**32 - 1]), Points(HUGE, [0, 2**31, 2**32 - 2])
     assert (a | b).flat().tolist() == [0, 1, 2**31, 2**32 - 2, 2**32 - 1]
     assert (a & b).flat().tolist() == [2**31] and (a - b).flat().tolist() == [1, 2**32 - 1]
-    assert a & at(HUGE, np.s_[131072:]) == Points(HUGE, [2**31, 2**32 - 1])
+    assert a & region_at(HUGE, np.s_[131072:]) == Points(HUGE, [2**31, 2**32 - 1])
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -388,7 +392,7 @@ def test_points_of_a_huge_tensor_combine_exactly():
 )
 def test_a_bad_index_is_one_clear_error(index, said):
     with pytest.raises(SelectionError, match=said) as caught:
-        at((4, 3), index)
+        region_at((4, 3), index)
     assert isinstance(caught.value, FinetoothError) and isinstance(caught.value, ValueError)
 
 
@@ -439,9 +443,9 @@ def test_a_plain_form_that_is_none_is_refused(data):
 
 def test_text_says_which_elements_and_stays_short():
     shape = (100, 40)
-    assert at(shape, np.s_[5, ::2]).text() == "[5, 0:39:2]"
-    assert at(shape, np.s_[:, 3:9]).text() == "[:, 3:9]"
-    assert at(shape, np.s_[[1, 2, 5]]).text() == "[[1,2,5], :]"
-    assert at(shape, [1, 2, 5, 6, 7, 8, 9, 20]).text() == "[[1,2,5,6,7,8,...] (8), :]"
+    assert region_at(shape, np.s_[5, ::2]).text() == "[5, 0:39:2]"
+    assert region_at(shape, np.s_[:, 3:9]).text() == "[:, 3:9]"
+    assert region_at(shape, np.s_[[1, 2, 5]]).text() == "[[1,2,5], :]"
+    assert region_at(shape, [1, 2, 5, 6, 7, 8, 9, 20]).text() == "[[1,2,5,6,7,8,...] (8), :]"
     assert Whole(shape).text() == "[...]"
     assert "1,234" in Points(shape, np.arange(1234)).text()

@@ -8,7 +8,7 @@ from helpers import values
 import finetooth as ft
 from finetooth.keras_internals import private as keras_private
 from finetooth.keras_internals.weights import weights_by_path
-from finetooth.regions.indexing import at
+from finetooth.regions.indexing import region_at
 
 L = keras.layers
 QUERIES, SIZE, WIDTH, LENGTH = 4, 3, 8, 5
@@ -128,9 +128,9 @@ def test_a_fused_projection_with_an_axis_of_heads_is_taken_by_heads():
     for each in (layer, other):
         each.build((None, LENGTH, WIDTH))
     assert dict(ft.heads(layer, [1, 3]).items()) == {
-        "attention/query_key_value/kernel": at((WIDTH, 4, 9), np.s_[:, 1::2]),
-        "attention/query_key_value/bias": at((4, 9), np.s_[1::2]),
-        "attention/attention_output/kernel": at((12, WIDTH), np.s_[[3, 4, 5, 9, 10, 11]]),
+        "attention/query_key_value/kernel": region_at((WIDTH, 4, 9), np.s_[:, 1::2]),
+        "attention/query_key_value/bias": region_at((4, 9), np.s_[1::2]),
+        "attention/attention_output/kernel": region_at((12, WIDTH), np.s_[[3, 4, 5, 9, 10, 11]]),
     }
     with pytest.raises(ft.SelectionError, match="do not tell the 4 heads of 'attention', a Fused"):
         ft.heads(other, 1)  # six rows for each head, of three entries

@@ -7,7 +7,7 @@ from keras import layers
 
 import finetooth as ft
 from finetooth.keras_internals.weights import selectable, weights_by_path
-from finetooth.regions.indexing import at
+from finetooth.regions.indexing import region_at
 from finetooth.regions.region import Grid, Points, Whole
 
 
@@ -78,9 +78,9 @@ def subclassed_model() -> keras.Model:
 def test_text_selects_by_path_and_index():
     part = ft.select(small_model(), "first/kernel[:, 1:3]", "*/bias", "second/kernel[[0, -1], 2]")
     assert dict(part.items()) == {
-        "first/kernel": at((4, 6), np.s_[:, 1:3]),
+        "first/kernel": region_at((4, 6), np.s_[:, 1:3]),
         "first/bias": Whole((6,)),
-        "second/kernel": at((6, 3), np.s_[[0, 5], 2]),
+        "second/kernel": region_at((6, 3), np.s_[[0, 5], 2]),
         "second/bias": Whole((3,)),
     }
 
@@ -110,14 +110,14 @@ def test_a_variable_selects_itself_by_identity():
 @pytest.mark.parametrize(
     ("index", "expected"),
     [
-        (np.s_[1:3], at((4, 6), np.s_[1:3])),
-        (np.s_[..., -1], at((4, 6), np.s_[:, 5])),
-        (2, at((4, 6), np.s_[2])),
-        ([0, 3], at((4, 6), np.s_[[0, 3]])),
+        (np.s_[1:3], region_at((4, 6), np.s_[1:3])),
+        (np.s_[..., -1], region_at((4, 6), np.s_[:, 5])),
+        (2, region_at((4, 6), np.s_[2])),
+        ([0, 3], region_at((4, 6), np.s_[[0, 3]])),
         (np.s_[[0, 1], [0, 5]], Grid((4, 6), [[0, 1], [0, 5]])),
         (np.eye(4, 6, dtype=bool), Points((4, 6), [0, 7, 14, 21])),
         (np.eye(4, 6, dtype=bool).tolist(), Points((4, 6), [0, 7, 14, 21])),
-        (np.array([True, False, False, True]), at((4, 6), np.s_[[0, 3]])),
+        (np.array([True, False, False, True]), region_at((4, 6), np.s_[[0, 3]])),
         (Points((4, 6), [1, 8]), Points((4, 6), [1, 8])),
     ],
 )
@@ -130,7 +130,7 @@ def test_a_pair_selects_an_index_of_a_variable_or_of_text(index, expected):
 def test_a_mask_may_be_a_tensor_of_the_backend():
     model = small_model()
     kernel = model.get_layer("first").kernel
-    assert ft.select(model, (kernel, keras.ops.abs(kernel.value) > 0.3))["first/kernel"] == at(
+    assert ft.select(model, (kernel, keras.ops.abs(kernel.value) > 0.3))["first/kernel"] == region_at(
         (4, 6), np.abs(keras.ops.convert_to_numpy(kernel)) > 0.3
     )
 
@@ -368,13 +368,13 @@ def attention(queries=4, group=1, value_dim=None, use_bias=True, use_gate=False)
 def test_a_head_is_its_slices_of_the_projections_and_its_rows_of_the_output():
     part = ft.heads(attention(value_dim=5), [2, 0])
     assert dict(part.items()) == {
-        "attention/query/kernel": at((8, 4, 3), np.s_[:, [0, 2]]),
-        "attention/query/bias": at((4, 3), np.s_[[0, 2]]),
-        "attention/key/kernel": at((8, 4, 3), np.s_[:, [0, 2]]),
-        "attention/key/bias": at((4, 3), np.s_[[0, 2]]),
-        "attention/value/kernel": at((8, 4, 5), np.s_[:, [0, 2]]),
-        "attention/value/bias": at((4, 5), np.s_[[0, 2]]),
-        "attention/attention_output/kernel": at((4, 5, 8), np.s_[[0, 2]]),
+        "attention/query/kernel": region_at((8, 4, 3), np.s_[:, [0, 2]]),
+        "attention/query/bias": region_at((4, 3), np.s_[[0, 2]]),
+        "attention/key/kernel": region_at((8, 4, 3), np.s_[:, [0, 2]]),
+        "attention/key/bias": region_at((4, 3), np.s_[[0, 2]]),
+        "attention/value/kernel": region_at((8, 4, 5), np.s_[:, [0, 2]]),
+        "attention/value/bias": region_at((4, 5), np.s_[[0, 2]]),
+        "attention/attention_output/kernel": region_at((4, 5, 8), np.s_[[0, 2]]),
     }
 
 
@@ -397,17 +397,17 @@ def test_a_key_value_head_is_selected_only_with_all_of_its_query_heads():
     layer = attention(queries=6, group=3)
     one, whole = ft.heads(layer, [0, 1, 4]), ft.heads(layer, [3, 4, 5, 0])
     assert [path.split("/", 1)[1] for path in one] == ["query/kernel", "query/bias", "attention_output/kernel"]
-    assert one["attention/query/kernel"] == at((8, 6, 3), np.s_[:, [0, 1, 4]])
-    assert whole["attention/key/kernel"] == whole["attention/value/kernel"] == at((8, 2, 3), np.s_[:, 1])
-    assert whole["attention/key/bias"] == whole["attention/value/bias"] == at((2, 3), np.s_[1])
-    assert whole["attention/attention_output/kernel"] == at((6, 3, 8), np.s_[[0, 3, 4, 5]])
+    assert one["attention/query/kernel"] == region_at((8, 6, 3), np.s_[:, [0, 1, 4]])
+    assert whole["attention/key/kernel"] == whole["attention/value/kernel"] == region_at((8, 2, 3), np.s_[:, 1])
+    assert whole["attention/key/bias"] == whole["attention/value/bias"] == region_at((2, 3), np.s_[1])
+    assert whole["attention/attention_output/kernel"] == region_at((6, 3, 8), np.s_[[0, 3, 4, 5]])
 
 
 @pytest.mark.parametrize("group", [1, 2])
 def test_gates_belong_to_the_query_heads(group):
     part = ft.heads(attention(group=group, use_gate=True), [1])
-    assert part["attention/gate/kernel"] == at((8, 4, 3), np.s_[:, 1])
-    assert part["attention/gate/bias"] == at((4, 3), np.s_[1])
+    assert part["attention/gate/kernel"] == region_at((8, 4, 3), np.s_[:, 1])
+    assert part["attention/gate/bias"] == region_at((4, 3), np.s_[1])
 
 
 @pytest.mark.parametrize("use_gate", [False, True], ids=["plain", "gated"])

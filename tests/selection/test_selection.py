@@ -15,14 +15,14 @@ from keras import layers
 from rich.console import Console
 
 import finetooth as ft
-from finetooth.regions.indexing import at
-from finetooth.regions.region import Points, Whole
-from finetooth.selection.selection import Weight
+from finetooth.regions.indexing import region_at
+from finetooth.regions.region import Grid, Points, Whole
+from finetooth.selection.selection import WeightSpec
 
 many = settings(max_examples=100, deadline=None, derandomize=True)
 
 SHAPES = {"a/kernel": (3, 4), "a/bias": (4,), "b/kernel": (4, 2, 2), "scale": ()}
-WEIGHTS = {path: Weight(shape, "float32") for path, shape in SHAPES.items()}
+WEIGHTS = {path: WeightSpec(shape, "float32") for path, shape in SHAPES.items()}
 
 
 def small_model(units: int = 3) -> keras.Model:
@@ -44,7 +44,7 @@ def selections(draw: st.DrawFn) -> ft.Selection:
         size = int(np.prod(shape))
         bits = draw(st.none() | st.just([True] * size) | st.lists(st.booleans(), min_size=size, max_size=size))
         if bits is not None:
-            regions[path] = at(shape, np.array(bits, bool).reshape(shape))
+            regions[path] = region_at(shape, np.array(bits, bool).reshape(shape))
     return ft.Selection(regions, WEIGHTS)
 
 
@@ -225,7 +225,7 @@ def test_the_table_says_what_is_selected():
 
 def test_names_are_data_in_text_and_html():
     path = "<script>alert(1)</script>[/red]\x1b[31m\u202e&\"'/kernel"
-    part = ft.Selection({path: Points((9,), [1, 2, 5])}, {path: Weight((9,), "float32")})
+    part = ft.Selection({path: Points((9,), [1, 2, 5])}, {path: WeightSpec((9,), "float32")})
     html = part._repr_html_()
     assert "<script" not in html and "&lt;script&gt;alert(1)&lt;/script&gt;" in html
     for text in (str(part), rich_text(part), html):
@@ -238,3 +238,10 @@ def test_union_of_many_single_elements_is_exact():
     every = [("a/kernel", index) for index in np.ndindex(4, 3)]
     union = functools.reduce(lambda a, b: a | b, (ft.select(model, pair) for pair in every))
     assert union == ft.select(model, "a/kernel") and isinstance(union["a/kernel"], Whole)
+
+
+def test_a_region_that_holds_everything_is_the_whole_variable():
+    weights = {"a": WeightSpec((2, 3), "float32")}
+    for region in (Grid((2, 3), [range(2), range(3)]), Points((2, 3), range(6))):
+        assert type(ft.Selection({"a": region}, weights)["a"]) is Whole
+    assert not ft.Selection({"a": Grid((2, 3), [range(2), range(0)])}, weights)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import finetooth as ft
-from finetooth.regions.indexing import at
+from finetooth.regions.indexing import region_at
 from finetooth.regions.region import Whole
 
 STEPS, BATCH, SHAPES = 10, 6, {"in/kernel": (5, 7), "in/bias": (7,), "out/kernel": (7, 3), "out/bias": (3,)}
@@ -81,7 +81,7 @@ def regions(draw, shape):
         flat = draw(st.sets(st.integers(0, int(np.prod(shape)) - 1), min_size=1))
         mask = np.zeros(shape, bool)
         mask.reshape(-1)[list(flat)] = True
-        return at(shape, mask)
+        return region_at(shape, mask)
     entries = []
     for n in shape:
         if kind == "indices":
@@ -89,7 +89,7 @@ def regions(draw, shape):
         else:
             start = draw(st.integers(0, n - 1))
             entries.append(slice(start, draw(st.integers(start + 1, n)), draw(st.integers(1, 3))))
-    return at(shape, tuple(entries))
+    return region_at(shape, tuple(entries))
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)

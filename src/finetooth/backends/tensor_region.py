@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..regions.region import Grid, Points, Region, Whole
+from ..regions.region import Grid, Points, Region, Whole, grid
 from . import backend
 
 
@@ -82,7 +82,7 @@ class Place:
         else:
             axes = region.axes if isinstance(region, Grid) else tuple(range(n) for n in region.shape)
             rows = np.asarray(axes[0])
-            within = Grid((len(rows), *rest), [range(len(rows)), *axes[1:]])
+            within = grid((len(rows), *rest), [range(len(rows)), *axes[1:]])
         with backend.outside_of_graphs():  # they are kept
             return keras.ops.convert_to_tensor(rows, "int32"), Place(within)
 

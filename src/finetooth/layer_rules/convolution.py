@@ -20,7 +20,7 @@ import numpy as np
 from ..backends import backend
 from ..backends.tensor_region import Place
 from ..parts.trainable import Trained
-from ..regions.region import Grid
+from ..regions.region import Grid, grid
 from . import dense as linear
 from .rule import Rule
 
@@ -202,4 +202,4 @@ def _pairs(outer: np.ndarray, width: int, inner: np.ndarray) -> np.ndarray:
 
 
 def _place(shape: tuple[int, ...], *chosen: np.ndarray) -> Place:
-    return Place(Grid(shape, chosen))
+    return Place(grid(shape, chosen))

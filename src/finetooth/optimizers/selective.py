@@ -13,7 +13,7 @@ import numpy as np
 from ..backends.tensor_region import Place, assign_whole, wide
 from ..errors import TuningError
 from ..parts.part import Part, check_trainable
-from ..regions.indexing import view
+from ..regions.indexing import resolve_index
 from ..regions.region import Region, Whole
 from ..selection.selection import Selection
 from .wrapper import Wrapper, built_state, copy_of
@@ -150,7 +150,7 @@ class SelectiveOptimizer(Wrapper):
                 raise TuningError("A selection is saved by paths of variables and regions; give a Selection instead.")
             if name in selection:
                 raise TuningError(f"Two selected variables have the path {name!r}; only paths are saved. Rename one.")
-            selection[name] = view(shape, index).region.to_dict()
+            selection[name] = resolve_index(shape, index).region.to_dict()
         return {**super().get_config(), "selection": selection, "paths": self._paths}
 
     @classmethod
@@ -209,7 +209,7 @@ class SelectiveOptimizer(Wrapper):
                     f"{_name(key)!r} is selected, and {problem}. Give a whole path, or a pair (variable, index)."
                 )
             (i,) = found
-            region = view(variables[i].shape, index).region
+            region = resolve_index(variables[i].shape, index).region
             regions[i] = regions[i] | region if i in regions else region
         if not any(region.size for region in regions.values()):
             raise TuningError("Nothing is selected: there is nothing to train.")

@@ -15,7 +15,7 @@ from ..backends.tensor_region import Place, assign_whole, wide
 from ..errors import PartError
 from ..keras_internals import private as keras_private
 from ..keras_internals.weights import index_to_numpy
-from ..regions.indexing import view
+from ..regions.indexing import resolve_index
 
 
 class Part:
@@ -46,7 +46,7 @@ class Part:
 
     def __init__(self, variable: Any, at: Any):
         _check_variable(variable)
-        named = view(variable.shape, index_to_numpy(at))
+        named = resolve_index(variable.shape, index_to_numpy(at))
         self._orders = [(axis, order) for axis, order in enumerate(named.orders) if order is not None]
         self._inverses = [(axis, np.argsort(order)) for axis, order in self._orders]
         self._dtype = keras.backend.standardize_dtype(variable.dtype)

@@ -11,10 +11,10 @@ import numpy as np
 from ..errors import SelectionError
 from . import axis as along
 from .index_text import MAX_LENGTH, read_index
-from .region import Grid, Region, points
+from .region import Region, grid, points
 
 
-def at(shape: Iterable[int], index: Any) -> Region:
+def region_at(shape: Iterable[int], index: Any) -> Region:
     """Return the region that a NumPy-like index addresses.
 
     Index lists on several axes mean their outer product, so `[[0, 2], [1, 3]]` is four elements and not two.
@@ -29,7 +29,7 @@ def at(shape: Iterable[int], index: Any) -> Region:
     Raises:
         SelectionError: if the index does not fit the shape.
 
-    >>> at((8, 4), np.s_[2:5, [0, 3]])
+    >>> region_at((8, 4), np.s_[2:5, [0, 3]])
     Grid((8, 4), [2:5, 0:4:3])
     """
     shape = tuple(int(n) for n in shape)
@@ -37,11 +37,11 @@ def at(shape: Iterable[int], index: Any) -> Region:
     if _is_whole_mask(index, shape):
         return points(shape, np.flatnonzero(index))
     entries = _entries(shape, index)
-    return Grid(shape, [along.chosen_by(entry, n, axis) for axis, (entry, n) in enumerate(zip(entries, shape))])
+    return grid(shape, [along.chosen_by(entry, n, axis) for axis, (entry, n) in enumerate(zip(entries, shape))])
 
 
 @dataclass(frozen=True)
-class View:
+class IndexView:
     """The elements of a region in the shape and the order in which an index names them, as in NumPy.
 
     Along each axis of the region, `orders` has the positions of its sorted indices among those named, or None where
@@ -53,7 +53,7 @@ class View:
     orders: tuple[np.ndarray | None, ...] = ()
 
 
-def view(shape: Iterable[int], index: Any) -> View:
+def resolve_index(shape: Iterable[int], index: Any) -> IndexView:
     """Return the elements that an index addresses, in the shape and order in which it names them.
 
     Args:
@@ -66,8 +66,8 @@ def view(shape: Iterable[int], index: Any) -> View:
     Raises:
         SelectionError: if the index does not fit the shape, or names an element twice.
 
-    >>> view((8, 4), np.s_[[5, 2], 0])
-    View(region=Grid((8, 4), [2:6:3, 0]), shape=(2,), orders=(array([1, 0]), None))
+    >>> resolve_index((8, 4), np.s_[[5, 2], 0])
+    IndexView(region=Grid((8, 4), [2:6:3, 0]), shape=(2,), orders=(array([1, 0]), None))
     """
     shape = tuple(int(n) for n in shape)
     if isinstance(index, str):
@@ -75,15 +75,15 @@ def view(shape: Iterable[int], index: Any) -> View:
     if isinstance(index, Region):
         if index.shape != shape:
             raise SelectionError(f"The region belongs to shape {index.shape}; the variable has {shape}.")
-        return View(index, index.compact_shape)
+        return IndexView(index, index.compact_shape)
     index = _array_or(index)
     if _is_whole_mask(index, shape):
         region = points(shape, np.flatnonzero(index))
-        return View(region, (region.size,))
+        return IndexView(region, (region.size,))
     entries = _entries(shape, index)
     named = [along.chosen_by(entry, n, axis) for axis, (entry, n) in enumerate(zip(entries, shape))]
     kept = [len(choice) for entry, choice in zip(entries, named) if isinstance(entry, slice) or np.ndim(entry)]
-    return View(Grid(shape, named), tuple(kept), tuple(_order(choice, axis) for axis, choice in enumerate(named)))
+    return IndexView(grid(shape, named), tuple(kept), tuple(_order(choice, axis) for axis, choice in enumerate(named)))
 
 
 def _order(named: along.Axis, axis: int) -> np.ndarray | None:

@@ -72,7 +72,7 @@ class Region(abc.ABC):
         _check_same_shape(self, other)
         mine, theirs = _axes(self), _axes(other)
         if mine is not None and theirs is not None:
-            return Grid(self.shape, [along.intersect(a, b) for a, b in zip(mine, theirs)])
+            return grid(self.shape, [along.intersect(a, b) for a, b in zip(mine, theirs)])
         small, large = sorted((self, other), key=lambda region: region.size)
         flat = small.flat()
         return points(self.shape, flat[_members(large, flat)])
@@ -137,7 +137,7 @@ class Region(abc.ABC):
         try:
             shape = tuple(along.integers(list(data["shape"])).tolist())
             if "axes" in data:
-                return Grid(shape, [range(*a["range"]) if isinstance(a, dict) else a for a in data["axes"]])
+                return grid(shape, [range(*a["range"]) if isinstance(a, dict) else a for a in data["axes"]])
             return points(shape, data["points"]) if "points" in data else Whole(shape)
         except SelectionError:
             raise
@@ -174,22 +174,13 @@ class Whole(Region):
 
 
 class Grid(Region):
-    """The outer product of one choice per axis: an increasing range, or indices (sorted, duplicates merged)."""
+    """The outer product of a range or distinct indices per axis. `grid` picks a cheaper shape where there is one."""
 
-    def __new__(cls, shape: Iterable[int], axes: Sequence[Axis | Sequence[int]]) -> Any:
-        shape = _shape(shape)
-        if len(axes) != len(shape):
-            raise SelectionError(f"A grid on shape {shape} needs {len(shape)} axes; received {len(axes)}.")
-        chosen = tuple(along.choice(axis, n) for axis, n in zip(axes, shape))
-        if any(not len(axis) for axis in chosen):
-            return empty(shape)
-        if all(len(axis) == n for axis, n in zip(chosen, shape)):
-            return Whole(shape)
-        grid = super().__new__(cls)
-        grid.shape, grid.axes = shape, chosen
-        return grid
-
-    axes: tuple[Axis, ...]
+    def __init__(self, shape: Iterable[int], axes: Sequence[Axis | Sequence[int]]):
+        self.shape = _shape(shape)
+        if len(axes) != len(self.shape):
+            raise SelectionError(f"A grid on shape {self.shape} needs {len(self.shape)} axes; received {len(axes)}.")
+        self.axes = tuple(along.choice(axis, n) for axis, n in zip(axes, self.shape))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Grid, (self.shape, self.axes)
@@ -279,6 +270,18 @@ def empty(shape: Iterable[int]) -> Region:
     return Points(shape, np.zeros(0, np.int64))
 
 
+def grid(shape: Iterable[int], axes: Sequence[Axis | Sequence[int]]) -> Region:
+    """Return the outer product of one choice per axis in its cheapest shape: `Whole`, `Grid`, or the empty region.
+
+    >>> grid((3, 4), [range(3), [1, 3]]), grid((3, 4), [range(3), range(4)])
+    (Grid((3, 4), [:, 1:4:2]), Whole((3, 4), [...]))
+    """
+    region = Grid(shape, axes)
+    if any(not len(axis) for axis in region.axes):
+        return empty(region.shape)
+    return Whole(region.shape) if region.compact_shape == region.shape else region
+
+
 def points(shape: Iterable[int], flat: np.ndarray | Sequence[int]) -> Region:
     """Make the cheapest region of these flat indices: `Whole`, `Grid` where they form one, else `Points`.
 
@@ -294,7 +297,7 @@ def points(shape: Iterable[int], flat: np.ndarray | Sequence[int]) -> Region:
         product *= len(axes[-1])
         if product > region.size:
             return region
-    return Grid(region.shape, axes)
+    return grid(region.shape, axes)
 
 
 def _shape(shape: Iterable[int]) -> tuple[int, ...]:
@@ -319,7 +322,7 @@ def _along_one_axis(a: Region, b: Region, combine: Callable[[Any, Any], np.ndarr
     if len(differing) != 1:
         return None
     (one,) = differing
-    return Grid(a.shape, [combine(x, y) if i == one else x for i, (x, y) in enumerate(zip(mine, theirs))])
+    return grid(a.shape, [combine(x, y) if i == one else x for i, (x, y) in enumerate(zip(mine, theirs))])
 
 
 def _members(region: Region, flat: np.ndarray) -> np.ndarray:

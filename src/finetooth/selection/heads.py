@@ -13,7 +13,7 @@ import keras
 from ..errors import SelectionError
 from ..keras_internals import private as keras_private
 from ..keras_internals.weights import selectable
-from ..regions.indexing import at
+from ..regions.indexing import region_at
 from .select import chosen_at, weight_of
 from .selection import Selection
 
@@ -90,7 +90,7 @@ def heads(layer: keras.Layer, which: int | Sequence[int]) -> Selection:
     regions = {}
     for path, place in axes.items():
         entries = [h * place.width + i for h in (whole_groups if place.grouped else chosen) for i in range(place.width)]
-        regions[path] = at(weights[path].shape, (slice(None),) * place.axis + (entries, ...))
+        regions[path] = region_at(weights[path].shape, (slice(None),) * place.axis + (entries, ...))
     return Selection(regions, {path: weight_of(variable) for path, variable in weights.items()})
 
 

@@ -11,10 +11,10 @@ import keras
 
 from ..errors import SelectionError, brief
 from ..keras_internals.weights import index_to_numpy, nearest, selectable, weights_by_path
-from ..regions.indexing import at
+from ..regions.indexing import region_at
 from ..regions.region import Region, Whole
 from .patterns import Pattern, parse
-from .selection import Selection, Weight
+from .selection import Selection, WeightSpec
 
 Predicate = Callable[[keras.Variable], bool]
 
@@ -61,10 +61,10 @@ def select(model: keras.Model, *what: Any) -> Selection:
     return selection
 
 
-def weight_of(variable: keras.Variable) -> Weight:
+def weight_of(variable: keras.Variable) -> WeightSpec:
     """Describe a variable as selections know it."""
     dtype = keras.backend.standardize_dtype(variable.dtype)
-    return Weight(tuple(variable.shape), dtype, weakref.ref(variable))
+    return WeightSpec(tuple(variable.shape), dtype, weakref.ref(variable))
 
 
 def _resolve(model: keras.Model, weights: dict[str, keras.Variable], item: Any) -> Iterator[tuple[str, Region]]:
@@ -204,6 +204,6 @@ def chosen_at(shape: Any, index: Any, where: str) -> Region:
     if isinstance(index, Region):
         return index
     try:
-        return at(shape, index_to_numpy(index))
+        return region_at(shape, index_to_numpy(index))
     except SelectionError as error:
         raise SelectionError(f"{where}: {error}") from None

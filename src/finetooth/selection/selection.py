@@ -13,11 +13,11 @@ from ..regions.region import Region, Whole, empty
 
 
 @dataclass(frozen=True)
-class Weight:
-    """What a selection knows of a variable: its shape and dtype, not its values.
+class WeightSpec:
+    """The shape and dtype of a variable, as a selection knows it; without values.
 
-    `variable` gives the variable itself while the model that the selection was made from is there (a weak reference):
-    it tells models with equal paths apart. It counts neither for equality nor in the plain form.
+    `variable` returns the variable itself while the model that the selection was made from exists (a weak reference),
+    and tells models with equal paths apart. It is not compared, and is not part of the plain form.
     """
 
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class Selection(Shown):
     (7, True, False)
     """
 
-    def __init__(self, regions: Mapping[str, Region], weights: Mapping[str, Weight]):
+    def __init__(self, regions: Mapping[str, Region], weights: Mapping[str, WeightSpec]):
         for path, region in regions.items():
             if path not in weights:
                 raise SelectionError(f"{path!r} is not among the weights {sorted(weights)}.")
@@ -53,10 +53,13 @@ class Selection(Shown):
                     f"The region for {path!r} belongs to shape {region.shape}; the variable has {weights[path].shape}."
                 )
         self._weights = dict(weights)
-        self._regions = {path: regions[path] for path in weights if path in regions and regions[path].size}
+        # A grid or points that hold every element are the whole variable, which trains as in plain Keras.
+        whole = {path: Whole(weight.shape) for path, weight in weights.items()}
+        chosen = {path: regions[path] for path in weights if path in regions and regions[path].size}
+        self._regions = {path: whole[path] if whole[path] <= region else region for path, region in chosen.items()}
 
     @property
-    def weights(self) -> Mapping[str, Weight]:
+    def weights(self) -> Mapping[str, WeightSpec]:
         """Every weight a selection of this model can hold, selected or not."""
         return dict(self._weights)
 
@@ -140,7 +143,7 @@ class Selection(Shown):
         """The selection that `to_dict` described."""
         try:
             weights = {
-                path: Weight(tuple(int(n) for n in shape), str(dtype))
+                path: WeightSpec(tuple(int(n) for n in shape), str(dtype))
                 for path, (shape, dtype) in data["weights"].items()
             }
             regions = {path: Region.from_dict(region) for path, region in data["regions"].items()}
@@ -171,10 +174,10 @@ class Selection(Shown):
     def __repr__(self) -> str:
         return f"<Selection of {self.size:,} elements in {len(self._regions)} variables>"
 
-    def _at(self, path: str, weight: Weight) -> Region:
+    def _at(self, path: str, weight: WeightSpec) -> Region:
         return self._regions.get(path, empty(weight.shape))
 
-    def _aligned(self, other: Selection) -> tuple[Selection, dict[str, Weight]]:
+    def _aligned(self, other: Selection) -> tuple[Selection, dict[str, WeightSpec]]:
         """The other selection with the paths this one has for the same variables, and the weights of both."""
         if not isinstance(other, Selection):
             raise SelectionError(f"A selection combines with another selection; received {type(other).__name__}.")
@@ -191,7 +194,7 @@ class Selection(Shown):
         return other, {**self._weights, **other._weights}
 
 
-def _check_same_weight(path: str, a: Weight, b: Weight) -> None:
+def _check_same_weight(path: str, a: WeightSpec, b: WeightSpec) -> None:
     if a != b:
         raise SelectionError(f"The selections belong to different models: {path!r} is {a} in one and {b} in the other.")
     if a.variable() is not None and b.variable() is not None and a.variable() is not b.variable():
