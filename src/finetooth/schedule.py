@@ -1,4 +1,4 @@
-"""Schedule: in which steps of a training something happens."""
+"""Schedules: the steps of a training in which something happens."""
 
 from __future__ import annotations
 
@@ -14,10 +14,17 @@ from .errors import TuningError
 @keras.saving.register_keras_serializable(package="finetooth")
 @dataclass(frozen=True)
 class Schedule:
-    """Says of each step, counted from 0, whether it is one of those meant.
+    """A function of the step, counted from 0, that is true in the scheduled steps.
 
-    These are the steps from `start` up to but not including `end`, and of them every `every`-th. Over the first
-    `warmup` steps of these they become gradually more frequent, from none to all, evenly spread.
+    Args:
+        start: The first step.
+        end: The first step after the last; None for no end.
+        every: 1 for all steps in between, `n` for every n-th.
+        warmup: Over this number of steps from `start` on, the scheduled ones become gradually more frequent, from none
+            to all, evenly spread.
+
+    Raises:
+        TuningError: if a number is negative or no integer, or no step is scheduled.
 
     >>> import finetooth as ft
     >>> middle = ft.Schedule(start=2, end=8, every=3)
@@ -39,7 +46,7 @@ class Schedule:
             raise TuningError(f"The schedule is empty: its end is step {self.end} and its start {self.start}.")
 
     def __call__(self, step: Any) -> Any:
-        """A boolean scalar, a tensor of the backend; `step` may be a tensor, also while a function is traced."""
+        """Return a boolean scalar, a tensor of the backend. `step` may be a tensor, also while a function is traced."""
         after = ops.cast(step, "int32") - self.start
         meant = ops.logical_and(after >= 0, after % self.every == 0)
         if self.end is not None:

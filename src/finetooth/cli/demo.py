@@ -40,7 +40,7 @@ Images = tuple[np.ndarray, np.ndarray]  # pictures and their labels
 
 @dataclass(frozen=True)
 class Digits:
-    """What is trained on, and what accuracy is measured on."""
+    """The images to train on, and those to measure accuracy on."""
 
     old: Images
     arriving: Images
@@ -49,7 +49,7 @@ class Digits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One way's result. `frozen_moved` is None where nothing was meant to stay."""
+    """The result of one way. `frozen_moved` is None where nothing was meant to stay."""
 
     way: str
     new_accuracy: float
@@ -61,7 +61,7 @@ class Outcome:
 
 
 class MaskedAdamW(keras.optimizers.AdamW):
-    """The popular recipe: gradients are multiplied by 0/1 masks, and a stock AdamW does the rest."""
+    """AdamW as the popular recipe has it: gradients are multiplied by 0/1 masks, and stock AdamW does the rest."""
 
     def __init__(self, masks: Sequence[np.ndarray], **settings: Any):
         super().__init__(**settings)
@@ -73,7 +73,7 @@ class MaskedAdamW(keras.optimizers.AdamW):
 
 
 def load(seed: int) -> Digits:
-    """Scikit-learn's digits, split into what the base saw, what arrives later, and a test set."""
+    """Load scikit-learn's digits, split into images for the base, images that arrive later, and a test set."""
     pictures, labels = load_digits(return_X_y=True)
     pictures = (pictures / 16).astype("float32").reshape(-1, 8, 8, 1)
     x, x_test, y, y_test = train_test_split(pictures, labels, test_size=0.3, random_state=seed, stratify=labels)
@@ -85,7 +85,7 @@ def load(seed: int) -> Digits:
 
 
 def stream(images: Images, steps: int, rng: np.random.Generator) -> Images:
-    """Shuffled passes over the images, one after the other, as many batches as asked for."""
+    """Return shuffled passes over the images, one after the other, for this number of steps."""
     count = len(images[1])
     passes = -(-steps * BATCH // count)
     order = np.concatenate([rng.permutation(count) for _ in range(passes)])[: steps * BATCH]
@@ -93,7 +93,7 @@ def stream(images: Images, steps: int, rng: np.random.Generator) -> Images:
 
 
 def build() -> keras.Model:
-    """A small convolutional model with ten outputs."""
+    """Build a small convolutional model with ten outputs."""
     conv = {"kernel_size": 3, "padding": "same", "activation": "relu"}
     return keras.Sequential(
         [
@@ -110,30 +110,30 @@ def build() -> keras.Model:
 
 
 def copy_of(base: keras.Model) -> keras.Model:
-    """The same architecture with the same weights."""
+    """Return a model of the same architecture with the same weights."""
     model = build()
     model.set_weights(base.get_weights())
     return model
 
 
 def adamw() -> Any:
-    """The optimizer of every way."""
+    """Make the optimizer that every way uses."""
     return keras.optimizers.AdamW(LEARNING_RATE, weight_decay=DECAY)
 
 
 def verbosity(console: Console) -> int:
-    """A progress bar where there is a terminal, one line per `fit` elsewhere."""
+    """Return the verbosity of `fit`: a progress bar in a terminal, one line elsewhere."""
     return 1 if console.is_terminal else 2
 
 
 def fit(model: keras.Model, optimizer: Any, images: Images, verbose: int) -> None:
-    """One pass over a stream, in its order."""
+    """Train one pass over a stream, in its order."""
     model.compile(optimizer, LOSS)
     model.fit(*images, batch_size=BATCH, shuffle=False, verbose=verbose)
 
 
 def tune_part(model: keras.Model, images: Images, console: Console) -> tuple[Any, ft.Tuning]:
-    """Train the part with finetooth: what `code` shows, and the table of what trains."""
+    """Train the part with finetooth, by the lines that `code` shows, and print the table of the tuning."""
     optimizer = adamw()
     with ft.tune(model, ft.select(model, *PART)) as tuning:
         console.print(tuning)
@@ -142,7 +142,7 @@ def tune_part(model: keras.Model, images: Images, console: Console) -> tuple[Any
 
 
 def code() -> str:
-    """The lines a person would write for `tune_part`."""
+    """Return the lines that a user would write for `tune_part`."""
     part = ", ".join(f'"{text}"' for text in PART)
     return (
         f"part = ft.select(model, {part})\n"
@@ -153,7 +153,7 @@ def code() -> str:
 
 
 def masked_adamw(model: keras.Model) -> MaskedAdamW:
-    """AdamW whose gradients are zero outside the part."""
+    """Make an AdamW whose gradients are zero outside the part."""
     part = ft.select(model, *PART)
     regions = {id(variable): part[path] for path, variable in selectable(model).items()}
     masks = [regions[id(variable)].mask().astype("float32") for variable in model.trainable_variables]
@@ -161,19 +161,19 @@ def masked_adamw(model: keras.Model) -> MaskedAdamW:
 
 
 def accuracies(model: keras.Model, test: Images) -> tuple[float, float]:
-    """The share of new and of old digits that are recognised, among all ten."""
+    """Return the accuracy on new and on old digits, among all ten."""
     pictures, labels = test
     right = model.predict(pictures, verbose=0).argmax(axis=1) == labels
     return float(right[labels >= FIRST_NEW].mean()), float(right[labels < FIRST_NEW].mean())
 
 
 def state_bytes(optimizer: Any) -> int:
-    """The bytes of everything the optimizer holds."""
+    """Return the bytes of everything the optimizer holds."""
     return sum(keras.ops.convert_to_numpy(variable).nbytes for variable in optimizer.variables)
 
 
 def moved_outside(difference: ft.Patch, part: ft.Selection) -> int:
-    """How many elements outside the part differ in any bit."""
+    """Count the elements outside the part that differ in any bit."""
     return sum((change.region - part[path]).size for path, change in difference.items())
 
 
@@ -235,7 +235,7 @@ def comparison(outcomes: Sequence[Outcome], base: tuple[float, float], counts: t
 
 
 def conclusions(outcomes: Sequence[Outcome], tuning: ft.Tuning, applies: bool) -> list[str]:
-    """What the table shows, in plain words."""
+    """Say in words what the table shows."""
     full, held, ours = outcomes
     frozen = tuning.selection.total - tuning.selection.size
     same = "the same model, bit for bit" if applies else "ANOTHER model, which is a bug: please report it"
@@ -252,7 +252,7 @@ def conclusions(outcomes: Sequence[Outcome], tuning: ft.Tuning, applies: bool) -
 
 
 def run(seed: int, console: Console, base_steps: int = BASE_STEPS, steps: int = STEPS) -> list[Outcome]:
-    """The whole demo."""
+    """Run the whole demo."""
     keras.utils.set_random_seed(seed)
     rng = np.random.default_rng(seed)
     digits = load(seed)

@@ -37,7 +37,7 @@ SELECTION_HELP = """selection text:
 
 
 class CommandError(FinetoothError):
-    """A command that cannot do what was asked."""
+    """Raised for a command that cannot do what was asked."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -126,7 +126,7 @@ def _start_keras(backend: str | None, *others: str) -> None:
 
 @contextmanager
 def _stderr_kept_back(wanted: bool) -> Iterator[None]:
-    """Hold back what is written to stderr, from C++ too, and show it only when the block fails.
+    """Hold back all output to stderr, from C++ too, and show it only when the block fails.
 
     TensorFlow writes a few notes to the file descriptor whatever its log level.
     """
@@ -176,7 +176,7 @@ def _inspect(arguments: argparse.Namespace) -> None:
 
 
 def _check_file(path: Path) -> None:
-    """Refuse what is no `.keras` file. Keras would load HDF5 without safe mode, and other things by name alone."""
+    """Refuse all but `.keras` files. Keras would load HDF5 without safe mode, and other things by name alone."""
     if path.suffix.lower() in (".h5", ".hdf5"):
         raise CommandError(
             f"{str(path)!r} is an HDF5 file, and Keras loads those without safe mode: code inside could run. If you "
@@ -189,7 +189,7 @@ def _check_file(path: Path) -> None:
 
 
 def _load(path: Path) -> Any:
-    """The model in a `.keras` file; no code in the file runs."""
+    """Load the model in a `.keras` file; no code in the file runs."""
     from keras.saving import load_model
 
     try:
@@ -200,7 +200,7 @@ def _load(path: Path) -> Any:
 
 
 def _weights_table(model: Any) -> Table:
-    """Every weight of the model, and the totals."""
+    """Make the table of every weight of the model, with totals."""
     from ..keras_internals.weights import selectable, to_numpy, weights_by_path
 
     trainable = selectable(model)
@@ -224,7 +224,7 @@ def _weights_table(model: Any) -> Table:
 
 
 def _kind(value: Any, trained: Any) -> str:
-    """What the variable is: trained by gradients (or would be, were its layer not frozen), or not."""
+    """Name the kind of a variable: trained by gradients, frozen, or not trainable at all."""
     if trained is not None:
         return "trainable" if trained.trainable else "frozen"
     return "integer" if value.dtype.kind in "iub" else "statistic"

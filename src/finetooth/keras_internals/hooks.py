@@ -50,14 +50,14 @@ class _Chain:
 
     @classmethod
     def at(cls, owner: Any, name: str) -> _Chain:
-        """Return the chain that is installed as `owner.name`, or install a new one around what is there."""
+        """Return the chain that is installed as `owner.name`, or install a new one around the present method."""
         current = owner.__dict__.get(name)
         chain = getattr(current, _CHAIN, None)
         # A user's function that wraps ours with `functools.wraps` carries our attribute, too, and is not ours.
         return chain if chain is not None and chain._installed is current else cls(owner, name)
 
     def remove(self, owner: Any, name: str) -> None:
-        """Put back what was there before, unless the user has put something else there."""
+        """Put back the attribute from before, unless the user has set another meanwhile."""
         if owner.__dict__.get(name) is not self._installed:
             return
         if self._before is _MISSING:

@@ -1,4 +1,4 @@
-"""How a model's weights are named: by the layers they sit in, from the model inwards, each variable once."""
+"""Names of a model's weights: by the layers they sit in, from the model inwards, each variable once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import private as keras_private
 
 
 def weights_by_path(layer: keras.Layer) -> dict[str, keras.Variable]:
-    """Every weight of a built layer or model, statistics included, in Keras' order.
+    """Return every weight of a built layer or model, statistics included, in Keras' order.
 
     The weights of a model are named by its layers: `dense/kernel`, `encoder/dense/kernel` for a layer of an inner
     model. Keras' own paths depend on where a layer was built, so that saving and loading a model changes them
@@ -47,7 +47,7 @@ def weights_by_path(layer: keras.Layer) -> dict[str, keras.Variable]:
 
 
 def selectable(layer: keras.Layer) -> dict[str, keras.Variable]:
-    """The weights that gradients can train: floating, created trainable. A frozen layer's weights are among them."""
+    """Return the weights that gradients can train: floating, created trainable. Those of frozen layers are included."""
     weights = weights_by_path(layer)
     made_trainable = {id(v) for inner in keras_private.layers_of(layer) for v in keras_private.made_trainable(inner)}
     return {
@@ -72,7 +72,7 @@ def nearest(path: str, shape: tuple[int, ...], weights: Mapping[str, keras.Varia
 
 
 def _paths(model: keras.Model) -> dict[int, str]:
-    """The path of every weight, by the variable's id: the shortest way there, through the layer that made it."""
+    """Return the path of every weight, by the variable's id: the shortest way, through the layer that made it."""
     paths: dict[int, str] = {}
     borrowed: dict[int, str] = {}
     seen = {id(model)}

@@ -1,4 +1,4 @@
-"""What a tuning will do, computed before it changes anything: which variables move, and how layers are called."""
+"""The plan of a tuning, made before anything changes: the variables that move, and how layers are called."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Layers = Mapping[keras.Layer, frozenset[int]]  # every layer, outer ones first, 
 
 @dataclass(frozen=True)
 class TuningPlan:
-    """Which variables of a model move, by path, and the region of each.
+    """The variables of a model that move, by path, and the region of each.
 
     `selected` hold selected elements, those of them `in_parts` need a part, `moving` are statistics that layers update.
     """
@@ -82,7 +82,7 @@ def _statistics_of(layer: keras.Layer) -> list[keras.Variable]:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """How calls of one layer change while its model is tuned.
+    """The changes to calls of one layer while its model is tuned.
 
     Args:
         rule: The rule that is called in place of the layer, if it has one.
@@ -98,12 +98,12 @@ class LayerPlan:
 
     @property
     def changes_calls(self) -> bool:
-        """Whether the layer's call is another one than before."""
+        """Test whether the layer's call differs from the plain one."""
         return bool(self.rule or self.compose or self.assigns)
 
 
 def rules_of(layers: Layers, parts: Collection[Trained]) -> dict[keras.Layer, Rule]:
-    """Return the rule of each layer that has one for the parts of its own variables."""
+    """Return the rule of each layer that has one for the parts of variables it owns."""
     rules = {}
     for layer in layers:
         own = {id(v) for v in keras_private.own_variables(layer)}
