@@ -78,3 +78,11 @@ def test_every_page_is_reached_from_the_index():
     index = ROOT / "docs" / "index.md"
     linked = {(index.parent / link.partition("#")[0]).resolve() for link in LINK.findall(index.read_text())}
     assert {*(ROOT / "docs").rglob("*.md")} - {index} <= linked
+
+
+@pytest.mark.numpy
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_pages_name_exist(page):
+    homes = [ROOT, ROOT / "src" / "finetooth", page.parent]
+    for path in re.findall(r"`([a-z0-9_/]+\.py)`", page.read_text()):
+        assert "/" not in path or any((home / path).exists() for home in homes), path
