@@ -1,4 +1,4 @@
-"""Ledger: what selective backpropagation remembers from one step to the next."""
+"""BatchMemory: what selective backpropagation remembers from one step to the next."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from keras import ops
 
 from ..keras_internals import private as keras_private
 
-HISTORY = 1024  # recent losses that chances are computed from
+HISTORY = 1024  # number of recent scores that `ft.batch.chances` compares with
 _NEVER = -(2**30)
 
 
-class Ledger(keras.metrics.Metric):
-    """State that is neither a weight nor the optimizer's: a metric, which every backend carries through a step.
+class BatchMemory(keras.metrics.Metric):
+    """A Keras metric used as storage.
 
-    As a metric it reports nothing: a step adds `logs` to its own.
+    Metrics are the only state besides weights and optimizer that all trainers carry through a compiled step. As a
+    metric it reports nothing: a step adds `logs()` to its own logs.
+
+    Args:
+        seed: The seed of rules that draw random numbers.
+        examples: The number of examples whose scores are remembered, for `ft.batch.Stale`.
     """
 
     def __init__(self, seed: int | None, examples: int = 0):
@@ -25,10 +30,10 @@ class Ledger(keras.metrics.Metric):
         self.seeds = keras.random.SeedGenerator(seed)
         self.history = self.add_variable((HISTORY,), _not_yet, name="history")
         self.scores = self.add_variable((examples,), "zeros", name="scores")
-        self.scored = self.add_variable((examples,), _never, dtype="int32", name="scored")
-        names = ("seen", "kept", "left_out", "choices", "thresholds")
+        self.scored_at = self.add_variable((examples,), _never, dtype="int32", name="scored_at")
+        names = ("seen", "kept", "left_out", "thresholds", "threshold_sum")
         self._sums = {name: self.add_variable((), "zeros", name=name) for name in names}
-        for variable in self.variables:  # tokens are chosen inside of a layer
+        for variable in self.variables:  # with tokens, they are used inside of a layer
             keras_private.never_cast(variable)
 
     @property
@@ -36,34 +41,46 @@ class Ledger(keras.metrics.Metric):
         return [*super().variables, self.seeds.state]
 
     def reset_state(self) -> None:
-        """At the start of an epoch sums begin anew; what is remembered for choosing stays."""
+        """Set the sums to zero at the start of an epoch. History, scores and seeds stay."""
         for variable in self._sums.values():
             variable.assign(0.0)
 
     def result(self) -> dict[str, Any]:
         return {}
 
-    def note(self, seen: Any, kept: Any) -> None:
+    def remember_scores(self, ids: Any, scores: Any, step: Any) -> None:
+        """Store the scores of these examples, computed at this step."""
+        self.scores.assign(ops.scatter_update(self.scores.value, ids[:, None], scores))
+        steps = ops.broadcast_to(step, ops.shape(ids))
+        self.scored_at.assign(ops.scatter_update(self.scored_at.value, ids[:, None], steps))
+
+    def note_counts(self, seen: Any, kept: Any) -> None:
         """Count the examples of a step."""
         self._add(seen=seen, kept=kept)
 
-    def note_choice(self, scores: Any, indices: Any, among: Any = None) -> None:
-        """Count what a choice left out, of those that count, and the lowest score that it kept."""
+    def note_kept(self, scores: Any, indices: Any, among: Any = None) -> None:
+        """Note the lowest score that was kept, and how many scores are not finite.
+
+        Args:
+            scores: One score per example.
+            indices: The indices of the kept examples.
+            among: The scores to count those that are not finite among. Default: `scores`.
+        """
         finite = ops.isfinite(scores if among is None else among)
         lowest = ops.min(ops.take(scores, indices))
         self._add(
             left_out=ops.sum(ops.cast(ops.logical_not(finite), "float32")),
-            choices=ops.cast(ops.isfinite(lowest), "float32"),
-            thresholds=ops.where(ops.isfinite(lowest), lowest, 0.0),
+            thresholds=ops.cast(ops.isfinite(lowest), "float32"),
+            threshold_sum=ops.where(ops.isfinite(lowest), lowest, 0.0),
         )
 
     def logs(self) -> dict[str, Any]:
-        """For Keras' logs: means and counts since the epoch began."""
-        seen, kept, left_out, choices, thresholds = (variable.value for variable in self._sums.values())
+        """Return means and counts since the epoch began, for Keras' logs."""
+        seen, kept, left_out, thresholds, threshold_sum = (variable.value for variable in self._sums.values())
         return {
             "kept_fraction": kept / ops.maximum(seen, 1.0),
-            "kept_threshold": thresholds / ops.maximum(choices, 1.0),
-            "nan_losses": left_out * 1.0,  # a tensor, where a variable's value is the variable
+            "kept_threshold": threshold_sum / ops.maximum(thresholds, 1.0),
+            "nan_losses": left_out * 1.0,  # a tensor: on some backends the value of a variable is the variable itself
         }
 
     def _add(self, **amounts: Any) -> None:

@@ -1,4 +1,4 @@
-"""selective_backprop: train on the examples, or the tokens, of each batch that are worth it."""
+"""selective_backprop: train on the examples, or the tokens, of each batch that a rule keeps."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from ..errors import BatchError
 from ..keras_internals import private as keras_private
 from ..keras_internals.hooks import hooked
 from ..schedule import Schedule
-from . import evaluate as scoring
+from .evaluate import state_scope
 from .example_scores import Stale
 from .examples import ExampleSteps
-from .keep import Chooser, size_of
-from .memory import Ledger
+from .keep import KeepRule, size_of
+from .memory import BatchMemory
+from .metrics import state_with_metrics
 from .rules import hardest
 from .tokens import TokenSteps
 
@@ -56,38 +57,40 @@ def selective_backprop(
             from which on each token is computed by itself.
         seed: For rules that draw random numbers.
     """
-    return SelectiveBackprop(model, Chooser(keep, rule, _plain(score)), score, when, tokens, seed)
+    return SelectiveBackprop(model, KeepRule(keep, rule, _plain(score)), score, when, tokens, seed)
 
 
 class SelectiveBackprop:
-    """A model that trains on chosen examples; made by `selective_backprop`. In a `with` block it stops at the end."""
+    """A model that trains on kept examples; made by `selective_backprop`. In a `with` block it stops at the end."""
 
-    def __init__(self, model: keras.Model, chooser: Chooser, score: Any, when: Any, tokens: Any, seed: int | None):
+    def __init__(self, model: keras.Model, keep_rule: KeepRule, score: Any, when: Any, tokens: Any, seed: int | None):
         if not isinstance(model, keras.Model):
             raise BatchError(f"Expected a Keras model; received {model!r}.")
-        if any(isinstance(metric, Ledger) for metric in keras_private.metrics_in(model)):
-            raise BatchError(f"Model {model.name!r} chooses examples already. Call stop() on what it was set up with.")
+        if any(isinstance(metric, BatchMemory) for metric in keras_private.metrics_in(model)):
+            raise BatchError(
+                f"Model {model.name!r} trains by selective_backprop already. Call stop() on what that returned."
+            )
         if when is not None and not callable(when):
             raise BatchError(f"when is a Schedule or a function of the step; received {when!r}.")
         self.model = model
         self._stale = score if isinstance(score, Stale) else None
         self._when = None if when is None or when == Schedule() else when
         with backend.creation_scope(model):
-            ledger = Ledger(seed, self._stale.examples if self._stale else 0)
-        steps: Any = TokenSteps(model, chooser, ledger, tokens) if tokens else ExampleSteps(model, chooser, ledger)
+            memory = BatchMemory(seed, self._stale.examples if self._stale else 0)
+        steps: Any = TokenSteps(model, keep_rule, memory, tokens) if tokens else ExampleSteps(model, keep_rule, memory)
         if tokens and self._stale:
             raise BatchError("Stale scores are of examples; they cannot be kept for tokens.")
         self._steps = steps
-        self._ledger = ledger
+        self._memory = memory
         self._undo = ExitStack()
         metrics = keras_private.metrics_in(model)
-        metrics.append(ledger)
-        self._undo.callback(metrics.remove, ledger)
+        metrics.append(memory)
+        self._undo.callback(metrics.remove, memory)
         self._undo.enter_context(hooked(model, "train_step", self._step))
         self._undo.enter_context(guarded_steps(model, "train"))
         self._undo.callback(self._drop_function)
         self._drop_function()
-        if ledger not in model.metrics:
+        if memory not in model.metrics:
             self._undo.close()
             raise BatchError(
                 f"Model {model.name!r} has a list of metrics of its own. Let it include those of super().metrics: what "
@@ -115,37 +118,37 @@ class SelectiveBackprop:
         _check(self.model, data)
 
         def whole() -> Any:
-            with scoring.held(self.model, state) as scope:
-                self._ledger.note(seen=size_of(data), kept=size_of(data))
-                logs = self._ledger.logs()
-            return self._with_logs(original(*scoring.with_metrics(self.model, state, scope), data), logs)
+            with state_scope(self.model, state) as scope:
+                self._memory.note_counts(seen=size_of(data), kept=size_of(data))
+                logs = self._memory.logs()
+            return self._with_logs(original(*state_with_metrics(self.model, state, scope), data), logs)
 
-        def chosen() -> Any:
+        def kept() -> Any:
             if self._stale is None:
-                return self._with_logs(*self._steps.scored(original, state, data))
+                return self._with_logs(*self._steps.score_and_train(original, state, data))
             return self._from_stale_scores(self._stale, original, state, data)
 
-        if self._steps.chooser.keep == 1.0:
+        if self._steps.keep_rule.share == 1.0:
             return whole()
         if self._when is None:
-            return chosen()
-        with scoring.held(self.model, state):
+            return kept()
+        with state_scope(self.model, state):
             selective = ops.cast(self._when(self.model.optimizer.iterations), "bool")
-        return backend.branch(selective, chosen, whole)
+        return backend.branch(selective, kept, whole)
 
     def _from_stale_scores(self, stale: Stale, original: Any, state: Any, data: Any) -> Any:
         """Score the batch only if a score in it is too old."""
         x, *_ = keras.utils.unpack_x_y_sample_weight(data)
         ids = stale.of(x)
-        with scoring.held(self.model, state):
+        with state_scope(self.model, state):
             step = ops.cast(self.model.optimizer.iterations, "int32")
-            age = step - ops.take(self._ledger.scored.value, ids)
-            known = ops.take(self._ledger.scores.value, ids)
+            age = step - ops.take(self._memory.scored_at.value, ids)
+            known = ops.take(self._memory.scores.value, ids)
             young = ops.all(age < stale.steps)
         return backend.branch(
             young,
-            lambda: self._with_logs(*self._steps.chosen_by(known, original, state, data)),
-            lambda: self._with_logs(*self._steps.scored(original, state, data, remember=(ids, step))),
+            lambda: self._with_logs(*self._steps.train_by_scores(known, original, state, data)),
+            lambda: self._with_logs(*self._steps.score_and_train(original, state, data, remember=(ids, step))),
         )
 
     @staticmethod
@@ -162,7 +165,7 @@ def _plain(score: Any) -> Any:
 
 def _check(model: keras.Model, data: Any) -> None:
     if any(hasattr(leaf, "row_splits") for leaf in keras.tree.flatten(data) if leaf is not None):
-        raise BatchError("Ragged tensors cannot be chosen from. Pad them, for instance with to_tensor().")
+        raise BatchError("Examples of ragged tensors cannot be kept apart. Pad them, for instance with to_tensor().")
     _, y, _ = keras.utils.unpack_x_y_sample_weight(data)
     if y is None:
         raise BatchError("The batch has no targets, so that its examples have no losses of their own.")
