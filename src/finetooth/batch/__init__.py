@@ -1,8 +1,9 @@
-"""Which examples of a batch to train on: rules that keep some, and scores by which they choose.
+"""Rules that keep some examples of a batch, and scores of examples that rules decide by.
 
-Rules are pure functions from one score per example to the indices of those kept. Scores are losses, as a rule: the
-higher, the harder. How many are kept is known beforehand, so that compiled functions see one shape. Equal scores go to
-the earlier example. Scores that are not finite are never kept: where fewer than `k` are finite, those are repeated.
+Rules are pure functions from one score per example to the indices of the examples to keep. As a rule scores are losses:
+the higher, the harder. The number to keep is known beforehand, so that compiled functions see one shape. Of equal
+scores the earlier example is kept. Scores that are not finite are never kept: where fewer than `k` are finite, those
+are repeated.
 """
 
 from .example_scores import Excess as Excess

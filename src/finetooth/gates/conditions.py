@@ -82,7 +82,7 @@ def written(when: Any) -> Any:
 
 
 def read(config: Any, custom_objects: Any = None) -> Any:
-    """The inverse of `written`, with a variable of its own."""
+    """Make the condition that `written` has saved. A variable is a new one."""
     if isinstance(config, dict) and "variable" in config:
         return keras.Variable(np.array(config["variable"]), dtype=config["dtype"], trainable=False, name="when")
     return keras.saving.deserialize_keras_object(config, custom_objects=custom_objects)
