@@ -58,7 +58,7 @@ def resolve_index(shape: Iterable[int], index: Any) -> IndexView:
 
     Args:
         shape: The shape of the array.
-        index: An index as `at` takes it, the text of one, or a region.
+        index: An index as `region_at` takes it, the text of one, or a region.
 
     Returns:
         The region, and how an array of the named elements is ordered relative to it.
