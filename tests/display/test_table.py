@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from rich.console import Console
 
-from finetooth.display.table import Table, clean, share, size
+from finetooth.display.format import clean, share, size
+from finetooth.display.table import Table
 
 pytestmark = pytest.mark.numpy
 
@@ -140,3 +141,11 @@ def test_a_narrow_screen_loses_no_column():
     printed = " ".join(page.getvalue().split())
     assert all(cell in printed for cell in ("finetooth", "4,358", "34.1", "17.0", "61,636"))
     assert all(word in printed for column in columns for word in column.split())
+
+
+def test_plain_text_is_as_wide_as_its_contents():
+    long = "layer/" * 80
+    table = Table(title="T", columns=("variable", "n"), rows=[(long, "1"), ("b", "2")], right=("n",))
+    lines = str(table).splitlines()
+    assert any(long in line and line.endswith("1") for line in lines)
+    assert len(lines) == 6  # title, headings and rows, none of them folded

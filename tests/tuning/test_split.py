@@ -10,9 +10,10 @@ from helpers import moved_inside, moved_outside, values
 from traces import graph_of, state_of
 
 import finetooth as ft
+from finetooth.display.format import parse_size
 from finetooth.keras_internals import private as keras_private
 from finetooth.regions import bits
-from finetooth.tuning.feature_store import bytes_in
+from finetooth.tuning.feature_store import feature_store
 
 L = keras.layers
 
@@ -313,12 +314,12 @@ def test_a_bound_is_checked_before_anything_is_computed_or_written(tmp_path):
 
 @pytest.mark.parametrize("bound", ["2 GX", "GiB", 0, -1, None, "-1 GiB", "1.5.2 GB"])
 def test_a_bound_that_makes_no_sense(bound):
-    with pytest.raises(ft.TuningError, match="GiB"):
-        bytes_in(bound)
+    with pytest.raises(ft.TuningError, match="GiB"), feature_store(("memory", bound), None):
+        pass
 
 
 def test_bounds_in_words():
-    assert [bytes_in(text) for text in ("7 B", "2kb", "1.5 MiB", "3 GB", " 1 TiB ")] == [
+    assert [parse_size(text) for text in ("7 B", "2kb", "1.5 MiB", "3 GB", " 1 TiB ")] == [
         7, 2000, 3 * 2**19, 3 * 10**9, 2**40,
     ]  # fmt: skip
 
@@ -350,6 +351,15 @@ def test_files_are_whole_or_not_there(tmp_path):
         again = tuning.split().features(x[:5], folder=tmp_path / "kept", verbose=0)
         np.testing.assert_array_equal(again[1], first[1][:5])
         assert np.load(tmp_path / "kept" / "features_0.npy").shape == (5, 8)
+
+
+def test_a_failure_while_files_get_their_names_leaves_none_behind(tmp_path):
+    (x,) = data((6,))
+    model = residual()
+    (tmp_path / "features_1.npy" / "in the way").mkdir(parents=True)
+    with ft.tune(model, "c/*") as tuning, pytest.raises(OSError):
+        tuning.split().features(x, folder=tmp_path, verbose=0)
+    assert [path.name for path in tmp_path.iterdir()] == ["features_1.npy"]
 
 
 def test_progress_is_shown_unless_it_is_not_wanted(capsys):

@@ -576,3 +576,13 @@ def test_several_items_are_trained_together():
         assert tuning.selection == expected
         assert [row[0] for row in tuning.table().rows] == list(expected)
         assert "in/kernel" in str(tuning) and f"{expected.size:,} elements" in repr(tuning)
+
+
+def test_verify_names_weights_that_a_renamed_layer_has_taken_along():
+    model = dense_model()
+    with ft.tune(model, "in/kernel[0]") as tuning:
+        model.get_layer("out").name = "other"
+        with pytest.raises(ft.TuningError, match=r"out/kernel.*other/kernel.*renamed"):
+            tuning.verify()
+        model.get_layer("other").name = "out"
+        assert tuning.verify()

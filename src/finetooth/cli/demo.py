@@ -20,7 +20,8 @@ from sklearn.model_selection import train_test_split
 
 import finetooth as ft
 
-from ..display.table import Table, share, size
+from ..display.format import share, size
+from ..display.table import Table
 from ..keras_internals.weights import selectable
 
 FIRST_NEW = 8  # the digits 0 to 7 are old, 8 and 9 are new

@@ -16,7 +16,8 @@ from typing import Any
 from rich.console import Console
 
 from .. import __version__
-from ..display.table import Table, clean, size
+from ..display.format import clean, size
+from ..display.table import Table
 from ..errors import FinetoothError
 
 BACKENDS = ("tensorflow", "jax", "torch")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import io
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,6 +12,10 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
+
+from .format import clean
+
+WIDEST = 100_000  # characters: wider than any table
 
 
 @dataclass(frozen=True)
@@ -43,10 +46,10 @@ class Table:
         return table
 
     def __str__(self) -> str:
-        """Return the table as plain text, as wide as its contents need, up to 200 columns."""
+        """Return the table as plain text, as wide as its contents need."""
         page = io.StringIO()
         # A notebook's console would show the table and write nothing.
-        Console(file=page, width=200, color_system=None, force_terminal=False, force_jupyter=False).print(self)
+        Console(file=page, width=WIDEST, color_system=None, force_terminal=False, force_jupyter=False).print(self)
         return "\n".join(line.rstrip() for line in page.getvalue().splitlines()).strip("\n")
 
     def _repr_html_(self) -> str:
@@ -77,38 +80,6 @@ class Shown:
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()
-
-
-def clean(text: str) -> str:
-    """Spell out control and direction characters, so that a name cannot steer a terminal."""
-    return "".join(f"\\u{ord(c):04x}" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
-
-
-def share(part: int, whole: int) -> str:
-    """Format a fraction as percent. Only nothing is 0% and only everything is 100%.
-
-    >>> share(1, 8), share(3, 100_000), share(0, 5), share(1, 10**9), share(10**9 - 1, 10**9)
-    ('12.5%', '0.003%', '0%', '<0.001%', '>99.9%')
-    """
-    percent = 100 * part / whole if whole else 0.0
-    if 0 < percent < 0.001:
-        return "<0.001%"
-    if 99.9 < percent < 100:
-        return ">99.9%"
-    return f"{percent:.3g}%"
-
-
-def size(count: float) -> str:
-    """Format a number of bytes in binary units.
-
-    >>> size(512), size(2048), size(3.5 * 2**20)
-    ('512 B', '2.0 KiB', '3.5 MiB')
-    """
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    raise ValueError(count)
 
 
 def _escape(text: str) -> str:

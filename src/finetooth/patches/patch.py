@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..display.table import Shown, Table, share, size
+from ..display.format import share, size
+from ..display.table import Shown, Table
 from ..regions import bits
 from ..regions.region import Region
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..display.table import Shown, Table, share
+from ..display.format import share
+from ..display.table import Shown, Table
 from ..errors import SelectionError
 from ..regions.region import Region, Whole, empty
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,39 +11,34 @@ from typing import BinaryIO
 
 import numpy as np
 
-from ..display.table import size
+from ..display.format import parse_size, size
 from ..errors import TuningError
 
-_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
-
-def bytes_in(amount: int | str) -> int:
-    """A number of bytes, also as text.
-
-    >>> bytes_in(300), bytes_in("2 GiB"), bytes_in("1.5 kB")
-    (300, 2147483648, 1500)
-    """
-    if isinstance(amount, int) and amount > 0:
-        return amount
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(I?)B\s*", str(amount).upper())
-    if match is None:
-        raise TuningError(f'A bound is a number of bytes or a text such as "500 MB" or "2 GiB"; received {amount!r}.')
-    number, prefix, binary = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** _POWERS[prefix])
-
-
-class Gathering:
-    """Arrays with the same number of rows, to which batches of rows are appended. Opened by `gathering`."""
+class FeatureStore:
+    """Arrays with the same number of rows, to which batches of rows are appended. Opened by `feature_store`."""
 
     def __init__(self, bound: tuple[str, int | str], folder: Path | None):
-        self._bound, self._limit = bound[0], bytes_in(bound[1])
+        self._bound = bound[0]
+        try:
+            self._limit = parse_size(bound[1])
+        except ValueError as error:
+            raise TuningError(str(error)) from None
         self._folder = folder
         self._missing: list[Path] = []
         self._columns: dict[str, _Column] = {}
         self._rows = 0
 
     def append(self, batch: Mapping[str, np.ndarray], expected: int = 0) -> None:
-        """Add a batch of rows to the arrays, by name. `expected`: how many rows there will be, where that is known."""
+        """Append a batch of rows to the arrays.
+
+        Args:
+            batch: The rows of each array, by its name.
+            expected: How many rows there will be in all, if that is known.
+
+        Raises:
+            TuningError: If the arrays take, or will take, more than the bound.
+        """
         self._rows += len(next(iter(batch.values())))
         self._check(batch, max(self._rows, expected))
         for name, array in batch.items():
@@ -53,14 +47,19 @@ class Gathering:
             self._columns[name].append(array)
 
     def finish(self) -> list[np.ndarray]:
-        """The arrays, whole. Files get their names only now."""
-        return [column.finish() for column in self._columns.values()]
+        """Return the arrays. Files get their names only now, after all of them are written."""
+        columns = self._columns.values()
+        for column in columns:
+            column.complete()
+        for column in columns:
+            column.publish()
+        return [column.array() for column in columns]
 
     def abandon(self) -> None:
-        """Leave nothing on the disk."""
+        """Remove every file and folder that was made, also files that have their names already."""
         for column in self._columns.values():
             column.abandon()
-        with suppress(OSError):  # somebody else has put something there
+        with suppress(OSError):  # it holds something else
             for folder in self._missing:
                 folder.rmdir()
 
@@ -82,18 +81,21 @@ class Gathering:
 
 
 @contextmanager
-def gathering(bound: tuple[str, int | str], folder: Path | None) -> Iterator[Gathering]:
-    """Arrays that take no more than the bound, `("memory", "2 GiB")` say. A failure leaves nothing behind."""
-    gathered = Gathering(bound, folder)
+def feature_store(bound: tuple[str, int | str], folder: Path | None) -> Iterator[FeatureStore]:
+    """Context manager: a store that takes no more than the bound, such as `("memory", "2 GiB")`.
+
+    A failure inside it leaves nothing behind on the disk.
+    """
+    store = FeatureStore(bound, folder)
     try:
-        yield gathered
+        yield store
     except BaseException:
-        gathered.abandon()
+        store.abandon()
         raise
 
 
 class _Column:
-    """One array that grows: its bytes are appended to memory, or to a file that has its final name only when whole."""
+    """One array that grows, in memory or in a file, which gets its name when it is complete."""
 
     def __init__(self, first: np.ndarray, path: Path | None):
         self._rows = 0
@@ -101,6 +103,7 @@ class _Column:
         self._path = path
         self._memory = bytearray()
         self._file: BinaryIO | None = None
+        self._published = False
         if path is not None:
             self._file = open(_partial(path), "wb")
             self._write_header(self._file)
@@ -117,20 +120,32 @@ class _Column:
         else:
             self._file.write(array.tobytes())
 
-    def finish(self) -> np.ndarray:
-        if self._file is None or self._path is None:
+    def complete(self) -> None:
+        """Write what is left of the file, which still has its temporary name."""
+        if self._file is not None:
+            self._file.seek(0)
+            self._write_header(self._file)
+            self._file.close()
+
+    def publish(self) -> None:
+        """Give the file its name."""
+        if self._path is not None:
+            os.replace(_partial(self._path), self._path)
+            self._published = True
+
+    def array(self) -> np.ndarray:
+        """Return the array: in memory, or mapped from its file."""
+        if self._path is None:
             return np.frombuffer(self._memory, self._dtype).reshape(-1, *self._shape)
-        self._file.seek(0)
-        self._write_header(self._file)
-        self._file.close()
-        os.replace(_partial(self._path), self._path)
-        # Copy on write: what is written to the array, by anybody, never reaches the file.
+        # Copy on write: a write to the array never reaches the file.
         return np.lib.format.open_memmap(self._path, mode="c").view(self._dtype)
 
     def abandon(self) -> None:
+        """Remove the file, whichever name it has."""
         if self._file is not None and self._path is not None:
-            self._file.close()
-            _partial(self._path).unlink(missing_ok=True)
+            with suppress(OSError):  # a disk that is full: the rest of the file is not wanted
+                self._file.close()
+            (self._path if self._published else _partial(self._path)).unlink(missing_ok=True)
 
     def _write_header(self, file: BinaryIO) -> None:
         # NumPy leaves room for a first axis of any length, so the header can be written again once that is known. It

@@ -12,12 +12,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..display.table import Shown, Table, size
+from ..display.format import size
+from ..display.table import Shown, Table
 from ..errors import TuningError
 from ..parts.trainable import Trained
 from . import split_check as exactness
 from .attach import sharing
-from .feature_store import gathering
+from .feature_store import feature_store
 from .split_graph import Cut, cut
 from .split_models import alone, halves, prefix
 
@@ -94,7 +95,7 @@ class Split(Shown):
         progress = keras.utils.Progbar(steps, verbose=1 if verbose == "auto" else verbose, unit_name="batch")
         labels: Any = None
         step = 0
-        with gathering(("disk", disk) if path else ("memory", memory), path) as gathered:
+        with feature_store(("disk", disk) if path else ("memory", memory), path) as store:
             for step, (inputs, *rest) in enumerate(batches, 1):
                 rows = len(keras.tree.flatten(inputs)[0])
                 if labels is None:
@@ -104,13 +105,13 @@ class Split(Shown):
                 columns = {f"features_{i}": array for i, array in enumerate(self._computed(inputs, rows))}
                 targets = keras.tree.flatten(rest[: len(labels)])
                 columns |= {f"targets_{i}": _array(value) for i, value in enumerate(targets)}
-                gathered.append(columns, expected)
+                store.append(columns, expected)
                 progress.update(step)
             if labels is None:
                 raise TuningError(f"There are no examples in {x!r}.")
             if steps is None:
                 progress.update(step, finalize=True)
-            arrays = gathered.finish()
+            arrays = store.finish()
         self._folders.add(path)
         count = len(self._cut.crossing)
         features = alone(arrays[:count])

@@ -13,7 +13,8 @@ import keras
 
 from ..backends import backend
 from ..backends.tensor_region import read_region, write_region
-from ..display.table import Shown, Table, share, size
+from ..display.format import share, size
+from ..display.table import Shown, Table
 from ..errors import TuningError
 from ..keras_internals import private as keras_private
 from ..keras_internals.weights import weights_by_path

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import keras
 
-from ..display.table import clean
+from ..display.format import clean
+from ..errors import TuningError
 from ..keras_internals.weights import to_numpy, weights_by_path
 from ..regions.bits import Fingerprint
 from ..regions.region import Region, empty
@@ -16,7 +17,7 @@ from ..regions.region import Region, empty
 
 @dataclass(frozen=True)
 class Verification:
-    """What `Tuning.verify` found: true when every frozen bit is what it was.
+    """The result of `Tuning.verify`: true if every frozen bit is as it was.
 
     `checked` counts the frozen elements compared, `changed` maps a variable's path to how many of its frozen elements
     differ; a count of n may miss one in 256 of them, a count of 0 misses none.
@@ -55,8 +56,14 @@ class Snapshot:
                 self._checked += frozen
 
     def compare(self, model: keras.Model) -> Verification:
-        """What has changed since."""
+        """Return which frozen elements differ from those of the snapshot."""
         weights = weights_by_path(model)
+        gone = [path for path in self._prints if path not in weights]
+        if gone:
+            raise TuningError(
+                f"{model.name!r} no longer has the weights {gone[:8]} that its tuning began with. "
+                f"It has {list(weights)[:8]}: a layer was renamed or replaced. Undo that, then call verify()."
+            )
         changed = {}
         for path, before in self._prints.items():
             variable = weights[path]
