@@ -56,7 +56,7 @@ class RowSlots(Protocol):
 
 
 class Operation(Protocol):
-    """A product of an input and a kernel, with a gradient for a part of the kernel: see `Gradients.contract`."""
+    """A product of an input and a kernel: forward, and its gradients for the input and for a part of the kernel."""
 
     def forward(self, x: Tensor, kernel: Tensor) -> Tensor:
         """Return the outputs."""
@@ -190,37 +190,39 @@ class Variables(Protocol):
 class Gradients(Protocol):
     """Operations with gradients of our own, and gradients of any function."""
 
-    def contract(self, operation: Operation, x: Tensor, kernel: Tensor, part: Tensor) -> Tensor:
+    def product_with_part_gradient(self, operation: Operation, x: Tensor, kernel: Tensor, part: Tensor) -> Tensor:
         """Return `operation.forward(x, kernel)`, with gradients for x and for the part merged into the kernel.
 
         The part's gradient is `operation.gradient_part(operation.keep(x), dy)`, cast to its dtype; the kernel itself
         gets none. The gradient for x is `operation.gradient_x(dy, kernel, x)`, or the backend's own.
         """
 
-    def pull_back(self, function: Callable[[Tensor], Tensor], at: Tensor, dy: Tensor) -> Tensor:
+    def linear_vjp(self, function: Callable[[Tensor], Tensor], at: Tensor, dy: Tensor) -> Tensor:
         """Return the gradient for the argument of a linear function; of `at`, only shape and dtype matter."""
 
     def look_up(self, rows: RowSlots, tokens: Tensor, table: Tensor, part: LinkedPart) -> Tensor:
         """Return the table's rows for the tokens, the part's where a row is selected, with a gradient for the part."""
 
-    def record(self, function: Callable[[], tuple[Tensor, T]], sources: Sequence[Variable]) -> tuple[Tensor, T, Any]:
+    def forward_with_gradients(
+        self, function: Callable[[], tuple[Tensor, T]], sources: Sequence[Variable]
+    ) -> tuple[Tensor, T, Any]:
         """Run a function that returns a loss and more. Return both, and a function that gives the loss's gradients.
 
         That function takes positions in `sources` and can be called again. A gradient is None, or zero, where the loss
         does not depend on the source.
         """
 
-    def where_open(self, gradient: Gradient, mask: Tensor) -> Gradient:
+    def mask_gradient(self, gradient: Gradient, mask: Tensor) -> Gradient:
         """Return a gradient, dense or sparse, with exact zeros where the mask (which is broadcast) is false."""
 
-    def scaled(self, gradient: Gradient, scale: Tensor) -> Gradient:
+    def scale_gradient(self, gradient: Gradient, scale: Tensor) -> Gradient:
         """Return a gradient, dense or sparse, times a number."""
 
 
 class Control(Protocol):
     """Branches on the value of a tensor."""
 
-    def known(self, condition: Tensor) -> bool | None:
+    def concrete(self, condition: Tensor) -> bool | None:
         """Return the truth of a scalar, or None while a function is traced, when the value does not exist yet."""
 
     def branch(self, condition: Tensor, yes: Callable[[], T], no: Callable[[], T]) -> T:
@@ -229,12 +231,12 @@ class Control(Protocol):
         Where compiled functions have no side effects, neither function assigns anything.
         """
 
-    def either(
+    def assign_in_branch(
         self, condition: Tensor, yes: Callable[[], Any], no: Callable[[], Any], variables: Sequence[keras.Variable]
     ) -> None:
         """Run `yes` if the condition holds, else `no`; both assign to these variables and no others."""
 
-    def of_one_mind(self) -> bool:
+    def single_replica(self) -> bool:
         """Return whether the step runs on one replica.
 
         Replicas may take different branches, and would then deadlock in the all-reduce of gradients.
@@ -253,19 +255,21 @@ class Training(Protocol):
     def outside_of_graphs(self) -> AbstractContextManager[Any]:
         """Context manager: variables and constants can be made while a function is traced."""
 
-    def aside(self) -> AbstractContextManager[None]:
+    def no_gradients(self) -> AbstractContextManager[None]:
         """Context manager: do not record gradients, and do not advance the backend's random state (torch only)."""
 
     def without_gradients(self, variables: Sequence[keras.Variable]) -> AbstractContextManager[None]:
         """Context manager: the variables hold no gradients of an earlier backward pass (torch only)."""
 
-    def foreign_reads(self, layer: keras.Layer) -> AbstractContextManager[None]:
+    def torch_module_reads(self, layer: keras.Layer) -> AbstractContextManager[None]:
         """Context manager: a torch module that the layer wraps reads the Keras values of its weights (torch only)."""
 
-    def listing(self, layer: keras.Layer, variables: Sequence[keras.Variable]) -> AbstractContextManager[None]:
+    def parameters_listed(
+        self, layer: keras.Layer, variables: Sequence[keras.Variable]
+    ) -> AbstractContextManager[None]:
         """Context manager: the parameters of the layer, as a torch module, include these variables (torch only)."""
 
-    def guarded(self, model: keras.Model, function: Callable[..., Any]) -> Callable[..., Any]:
+    def restore_weights_on_failure(self, model: keras.Model, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the compiled step function, made to give the model its weights back when it fails (JAX only)."""
 
 

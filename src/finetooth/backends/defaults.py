@@ -56,11 +56,11 @@ def is_array(value: object) -> bool:
     return False
 
 
-def scaled(gradient: Gradient, scale: Tensor) -> Gradient:
+def scale_gradient(gradient: Gradient, scale: Tensor) -> Gradient:
     return gradient * scale
 
 
-def of_one_mind() -> bool:
+def single_replica() -> bool:
     return True
 
 
@@ -72,7 +72,7 @@ def creation_scope(model: keras.Model) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def aside() -> AbstractContextManager[None]:
+def no_gradients() -> AbstractContextManager[None]:
     return nullcontext()
 
 
@@ -80,13 +80,13 @@ def without_gradients(variables: Sequence[keras.Variable]) -> AbstractContextMan
     return nullcontext()
 
 
-def foreign_reads(layer: keras.Layer) -> AbstractContextManager[None]:
+def torch_module_reads(layer: keras.Layer) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def listing(layer: keras.Layer, variables: Sequence[keras.Variable]) -> AbstractContextManager[None]:
+def parameters_listed(layer: keras.Layer, variables: Sequence[keras.Variable]) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def guarded(model: keras.Model, function: Callable[..., Any]) -> Callable[..., Any]:
+def restore_weights_on_failure(model: keras.Model, function: Callable[..., Any]) -> Callable[..., Any]:
     return function

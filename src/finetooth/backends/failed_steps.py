@@ -21,7 +21,7 @@ def guarded_steps(model: keras.Model, *names: str) -> Iterator[None]:
             before = getattr(model, name)
             original(*args, **kwargs)
             if getattr(model, name) is not before:
-                setattr(model, name, backend.guarded(model, getattr(model, name)))
+                setattr(model, name, backend.restore_weights_on_failure(model, getattr(model, name)))
 
         return make
 

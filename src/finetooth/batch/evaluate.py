@@ -23,7 +23,7 @@ def predictions(model: keras.Model, state: State, x: Any) -> Any:
     if state:
         trainable, non_trainable, *_ = state[0]
         return model.stateless_call(trainable, non_trainable, x, **options)[0]
-    with keras.StatelessScope(), backend.aside():
+    with keras.StatelessScope(), backend.no_gradients():
         return model(x, **options)
 
 
@@ -34,7 +34,7 @@ def state_scope(model: keras.Model, state: State) -> Iterator[keras.StatelessSco
     On the other backends variables are real, and None is yielded.
     """
     if not state:
-        with backend.aside():
+        with backend.no_gradients():
             yield None
         return
     lists = (

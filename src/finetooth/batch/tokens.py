@@ -128,7 +128,7 @@ class _TokenStep:
                 f"Tokens cannot be kept at {head[0].name!r}: it is to be called once in a step, with a vector for each "
                 f"token; its input has shape {tuple(hidden.shape)}."
             )
-        with backend.aside():
+        with backend.no_gradients():
             whole = first = call(ops.stop_gradient(hidden), *more, **kwargs)
             for layer in head[1:]:
                 whole = layer(whole)
@@ -185,7 +185,7 @@ class _TokenStep:
 
     def _update_metrics(self, choice: TokenChoice, metrics: BlockedMetrics, x: Any, y: Any, sample_weight: Any) -> None:
         """Assign what is remembered, and update the metrics with all tokens."""
-        with backend.aside():
+        with backend.no_gradients():
             for variable, value in zip(self._memory.variables, choice.remembered):
                 variable.assign(value)
             added = [ops.sum(loss) for loss in self._model.losses]

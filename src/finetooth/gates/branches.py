@@ -49,7 +49,7 @@ def choose(
 
     Only one of them is computed. `closed` has no side effects.
     """
-    known = condition if isinstance(condition, bool) else backend.known(condition)
+    known = condition if isinstance(condition, bool) else backend.concrete(condition)
     if known is not None:
         return live() if known else closed()
     outputs: list[Any] = []

@@ -198,7 +198,7 @@ class Gate(keras.layers.Wrapper):
         return opened
 
     def _by_head(self, opened: Any, args: Any, kwargs: Any) -> Any:
-        if backend.known(ops.all(opened)):
+        if backend.concrete(ops.all(opened)):
             return self.layer(*args, **kwargs)
         masks = {id(v): (v, mask, keras_private.current_value(v)) for v, mask in self.masks(opened)}.values()
         if self.closed == "frozen":
@@ -221,7 +221,7 @@ class Gate(keras.layers.Wrapper):
         """The outputs, with whose gradient the flag gets one that says whether the gate was open."""
         if not self.flag.trainable:
             return outputs
-        shut = opened is False if isinstance(opened, bool) else backend.known(ops.any(opened)) is False
+        shut = opened is False if isinstance(opened, bool) else backend.concrete(ops.any(opened)) is False
         # Those below a closed gate get zeros: without a gradient some backends would not train them, and others would.
         tensors = [x for x in keras.tree.flatten(inputs) if ops.is_tensor(x)]
         below = [x for x in tensors if _is_float(x)] if shut and self.closed == "stop" else []

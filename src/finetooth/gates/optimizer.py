@@ -127,26 +127,26 @@ def _apply(optimizer: Any, original: Any, grads: Sequence[Any], trainable_variab
     apart = together and rest and _steps_apart(optimizer)
     masked = grads
     if not apart:
-        masked = [backend.where_open(g, masks[id(v)]) if id(v) in masks else g for g, v in zip(grads, variables)]
+        masked = [backend.mask_gradient(g, masks[id(v)]) if id(v) in masks else g for g, v in zip(grads, variables)]
 
     def step_and_put_back() -> None:
         kept = list(_kept(optimizer, masks))
         original(masked, trainable_variables)
         for variable, value, mask in kept:
-            closed = not len(mask.shape) and backend.known(mask) is False
+            closed = not len(mask.shape) and backend.concrete(mask) is False
             variable.assign(value if closed else ops.where(mask, ops.convert_to_tensor(variable), value))
 
     all_open = ops.all(ops.stack([ops.all(mask) for mask in masks.values()]))
     everything = [*variables, *optimizer.variables]
-    if backend.of_one_mind():
-        backend.either(all_open, step, step_on_the_rest if apart else step_and_put_back, everything)
+    if backend.single_replica():
+        backend.assign_in_branch(all_open, step, step_on_the_rest if apart else step_and_put_back, everything)
     else:
         step_and_put_back()
 
 
 def _steps_apart(optimizer: Any) -> bool:
     """Whether a step on some variables leaves all others, and what is kept for them, alone. Then it saves the work."""
-    return backend.of_one_mind() and not (
+    return backend.single_replica() and not (
         optimizer.use_ema or optimizer.gradient_accumulation_steps or hasattr(optimizer, "optimizers")
     )
 
@@ -161,7 +161,7 @@ def _masks(flags: list[tuple[Any, Any]]) -> dict[int, Any]:
     for flag, gradient in flags:
         gate = getattr(flag, keras_private.FLAG_OF)()
         opened = gradient > 0  # also where the loss was scaled, or the gate was called twice
-        if gate is None or backend.known(ops.all(opened)):
+        if gate is None or backend.concrete(ops.all(opened)):
             continue
         for variable, mask in gate.masks(opened):
             before = masks.get(id(variable))

@@ -76,7 +76,7 @@ class Stage:
 
 
 class Convolution:
-    """A stage whose kernel has a part, with what its backward needs: see `backend.contract`."""
+    """A stage whose kernel has a part, with what its backward needs: see `contract.Operation`."""
 
     def __init__(self, stage: Stage, region: Grid):
         *taps, rows, columns = (np.asarray(axis) for axis in region.axes)
@@ -91,7 +91,7 @@ class Convolution:
         return self._stage.apply(x, kernel)
 
     def gradient_x(self, dy: Any, kernel: Any, x: Any) -> Any:
-        return backend.pull_back(lambda x: self.forward(x, kernel), x, dy)
+        return backend.linear_vjp(lambda x: self.forward(x, kernel), x, dy)
 
     def keep(self, x: Any) -> Any:
         return self._stage.restrict(self._channels.inputs, x)
@@ -101,7 +101,7 @@ class Convolution:
             return self._stage.apply_within(self._margins, kept, kernel)
 
         dy = self._stage.restrict(self._channels.outputs, dy)
-        return self._part.gather(backend.pull_back(small, keras.ops.zeros(self._shape, dy.dtype), dy))
+        return self._part.gather(backend.linear_vjp(small, keras.ops.zeros(self._shape, dy.dtype), dy))
 
 
 def rule(layer: keras.Layer, parts: Collection[Trained]) -> Rule | None:

@@ -53,7 +53,7 @@ class Einsum:
 
 
 class Contraction:
-    """The operation of a layer whose kernel has a part, with what its backward needs: see `backend.contract`."""
+    """The operation of a layer whose kernel has a part, with what its backward needs: see `contract.Operation`."""
 
     def __init__(self, einsum: Einsum, plain: bool):
         self.einsum = einsum
@@ -157,7 +157,7 @@ def contract(operation: Any, part: Trained, x: Any, dtype: str | None = None) ->
     if dtype is not None or x.dtype != kernel.dtype:  # Keras promotes what differs
         dtype = dtype or keras.backend.result_type(x.dtype, kernel.dtype)
         x, kernel = keras.ops.cast(x, dtype), keras.ops.cast(kernel, dtype)
-    return backend.contract(operation, x, kernel, part.variable.value)
+    return backend.product_with_part_gradient(operation, x, kernel, part.variable.value)
 
 
 def _making(layer: keras.Layer, part: Trained) -> tuple[str, Callable[[int], Contraction]] | None:

@@ -132,7 +132,7 @@ class LazyOptimizer(Wrapper):
         norm = keras.ops.sqrt(sum(sums[1:], sums[0]))
         limit = self.inner_optimizer.global_clipnorm
         scale = limit / keras.ops.maximum(norm, limit)
-        return [g if g is None else backend.scaled(g, scale) for g in grads]
+        return [g if g is None else backend.scale_gradient(g, scale) for g in grads]
 
 
 def _check_lazy(optimizer: keras.optimizers.Optimizer) -> None:

@@ -39,7 +39,7 @@ class Pass:
             mine = [item.base, item.variable] if isinstance(item, Part) else [_checked(item)]
             self._positions[id(item)] = [_position(sources, source) for source in mine]
         self._sources = sources
-        self.loss, self.outputs, self._gradients = backend.record(lambda: _loss_of(function()), sources)
+        self.loss, self.outputs, self._gradients = backend.forward_with_gradients(lambda: _loss_of(function()), sources)
 
     def gradients(self, of: Any) -> Any:
         """The gradients for some of what the pass was made for, in the same structure."""

@@ -81,7 +81,7 @@ def sharing(model: keras.Model, parts: Collection[Trained], names: Mapping[Train
     owned = _owned(layers, parts)
     with ExitStack() as stack:
         stack.enter_context(saving.optimizer_saved_if_plain(model))
-        stack.enter_context(backend.listing(model, [part.variable for part in parts]))
+        stack.enter_context(backend.parameters_listed(model, [part.variable for part in parts]))
         _hook_weight_lists(stack, model, [], lambda: _parts_hidden(owned))
         stack.enter_context(_training_checked(model, _merged(parts, names)))
         stack.enter_context(_steps_write_in_place(model, parts))
@@ -156,7 +156,7 @@ def _parts_listed(layers: Layers, parts: Collection[Trained]) -> Iterator[None]:
         for layer, inside in layers.items():
             contained = [part for part in parts if id(part.base) in inside]
             if contained:
-                stack.enter_context(backend.listing(layer, [part.variable for part in contained]))
+                stack.enter_context(backend.parameters_listed(layer, [part.variable for part in contained]))
                 _hook_weight_lists(stack, layer, owned[layer], lambda: _parts_hidden(owned))
         _each(keras_private.track, owned)
         stack.callback(_each, keras_private.untrack, owned)
@@ -207,7 +207,7 @@ def _hook_weight_lists(stack: ExitStack, layer: keras.Layer, owned: list[Trained
     def plainly(original: Any, *args: Any, **kwargs: Any) -> Any:
         for part in owned:
             part.link.sync()
-        with hidden(), backend.foreign_reads(layer):
+        with hidden(), backend.torch_module_reads(layer):
             return original(*args, **kwargs)
 
     def loading(original: Any, *args: Any, **kwargs: Any) -> None:
@@ -237,7 +237,7 @@ def _calls_planned(plans: Mapping[keras.Layer, LayerPlan]) -> Iterator[None]:
 
 def _planned_call(layer: keras.Layer, plan: LayerPlan) -> Callable[..., Any]:
     def call(original: Any, *args: Any, **kwargs: Any) -> Any:
-        with compose.layer_call(plan.compose), backend.foreign_reads(layer):
+        with compose.layer_call(plan.compose), backend.torch_module_reads(layer):
             return (plan.rule.call if plan.rule else original)(*args, **kwargs)
 
     def call_by_rule(original: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,24 +1,24 @@
 """JAX: what `contract.Backend` says, by the five files of the same names."""
 
 from ..defaults import as_matrix as as_matrix
-from ..defaults import aside as aside
 from ..defaults import creation_scope as creation_scope
 from ..defaults import einsum as einsum
-from ..defaults import foreign_reads as foreign_reads
-from ..defaults import listing as listing
 from ..defaults import matmul as matmul
-from ..defaults import of_one_mind as of_one_mind
-from ..defaults import scaled as scaled
+from ..defaults import no_gradients as no_gradients
+from ..defaults import parameters_listed as parameters_listed
+from ..defaults import scale_gradient as scale_gradient
+from ..defaults import single_replica as single_replica
 from ..defaults import stepping as stepping
+from ..defaults import torch_module_reads as torch_module_reads
 from ..defaults import without_gradients as without_gradients
 from .branches import branch as branch
-from .control import either as either
-from .control import known as known
-from .gradients import contract as contract
+from .control import assign_in_branch as assign_in_branch
+from .control import concrete as concrete
+from .gradients import forward_with_gradients as forward_with_gradients
+from .gradients import linear_vjp as linear_vjp
 from .gradients import look_up as look_up
-from .gradients import pull_back as pull_back
-from .gradients import record as record
-from .gradients import where_open as where_open
+from .gradients import mask_gradient as mask_gradient
+from .gradients import product_with_part_gradient as product_with_part_gradient
 from .links import Link as Link
 from .tensors import alignment as alignment
 from .tensors import coordinates as coordinates
@@ -30,8 +30,8 @@ from .tensors import sampled_product as sampled_product
 from .tensors import samples as samples
 from .tensors import take as take
 from .tensors import take_points as take_points
-from .training import guarded as guarded
 from .training import outside_of_graphs as outside_of_graphs
+from .training import restore_weights_on_failure as restore_weights_on_failure
 from .variables import distinct_rows as distinct_rows
 from .variables import is_array as is_array
 from .variables import is_variable as is_variable

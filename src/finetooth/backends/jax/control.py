@@ -10,11 +10,11 @@ import jax
 import keras
 
 
-def known(condition: jax.Array) -> bool | None:
+def concrete(condition: jax.Array) -> bool | None:
     return None if isinstance(condition, jax.core.Tracer) else bool(condition)
 
 
-def either(
+def assign_in_branch(
     condition: jax.Array, yes: Callable[[], Any], no: Callable[[], Any], variables: Sequence[keras.Variable]
 ) -> None:
     def values_after(function: Callable[[], Any], values: Sequence[jax.Array]) -> list[jax.Array]:

@@ -14,7 +14,7 @@ from jax.experimental.sparse import BCOO
 from ..contract import LinkedPart, Operation, RowSlots
 
 
-def contract(operation: Operation, x: jax.Array, kernel: jax.Array, part: jax.Array) -> jax.Array:
+def product_with_part_gradient(operation: Operation, x: jax.Array, kernel: jax.Array, part: jax.Array) -> jax.Array:
     like, dtype = jax.ShapeDtypeStruct(x.shape, x.dtype), part.dtype
 
     @jax.custom_vjp
@@ -32,7 +32,7 @@ def contract(operation: Operation, x: jax.Array, kernel: jax.Array, part: jax.Ar
     return run(x, kernel, part)
 
 
-def pull_back(function: Callable[[jax.Array], jax.Array], at: Any, dy: jax.Array) -> jax.Array:
+def linear_vjp(function: Callable[[jax.Array], jax.Array], at: Any, dy: jax.Array) -> jax.Array:
     (gradient,) = jax.linear_transpose(function, at)(dy)
     return gradient
 
@@ -64,9 +64,9 @@ def _look_up_backward(rows: RowSlots, saved: Any, dy: jax.Array) -> Any:
 _look_up.defvjp(_look_up_forward, _look_up_backward)
 
 
-def where_open(gradient: Any, mask: jax.Array) -> Any:
+def mask_gradient(gradient: Any, mask: jax.Array) -> Any:
     if isinstance(gradient, BCOO):
-        return BCOO((where_open(gradient.data, mask), gradient.indices), shape=gradient.shape)
+        return BCOO((mask_gradient(gradient.data, mask), gradient.indices), shape=gradient.shape)
     return jnp.where(mask, gradient, 0)
 
 
@@ -82,7 +82,7 @@ class _Collecting(keras.StatelessScope):
         super().add_update(update)
 
 
-def record(function: Callable[[], tuple[jax.Array, Any]], sources: Sequence[keras.Variable]) -> Any:
+def forward_with_gradients(function: Callable[[], tuple[jax.Array, Any]], sources: Sequence[keras.Variable]) -> Any:
     assigned: list[keras.Variable] = []
 
     def run(values: list[jax.Array]) -> Any:

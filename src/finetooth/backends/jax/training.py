@@ -17,7 +17,7 @@ def outside_of_graphs() -> AbstractContextManager[Any]:
     return jax.ensure_compile_time_eval()
 
 
-def guarded(model: keras.Model, function: Callable[..., Any]) -> Callable[..., Any]:
+def restore_weights_on_failure(model: keras.Model, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(state: Any, iterator: Any) -> Any:
         try:

@@ -1,24 +1,24 @@
 """TensorFlow: what `contract.Backend` says, by the five files of the same names."""
 
 from ..defaults import as_matrix as as_matrix
-from ..defaults import aside as aside
 from ..defaults import branch as branch
 from ..defaults import einsum as einsum
-from ..defaults import foreign_reads as foreign_reads
-from ..defaults import guarded as guarded
 from ..defaults import is_array as is_array
-from ..defaults import listing as listing
 from ..defaults import matmul as matmul
+from ..defaults import no_gradients as no_gradients
+from ..defaults import parameters_listed as parameters_listed
+from ..defaults import restore_weights_on_failure as restore_weights_on_failure
+from ..defaults import torch_module_reads as torch_module_reads
 from ..defaults import without_gradients as without_gradients
-from .control import either as either
-from .control import known as known
-from .control import of_one_mind as of_one_mind
-from .gradients import contract as contract
+from .control import assign_in_branch as assign_in_branch
+from .control import concrete as concrete
+from .control import single_replica as single_replica
+from .gradients import forward_with_gradients as forward_with_gradients
+from .gradients import linear_vjp as linear_vjp
 from .gradients import look_up as look_up
-from .gradients import pull_back as pull_back
-from .gradients import record as record
-from .gradients import scaled as scaled
-from .gradients import where_open as where_open
+from .gradients import mask_gradient as mask_gradient
+from .gradients import product_with_part_gradient as product_with_part_gradient
+from .gradients import scale_gradient as scale_gradient
 from .links import Link as Link
 from .tensors import alignment as alignment
 from .tensors import coordinates as coordinates

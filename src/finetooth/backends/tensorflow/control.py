@@ -9,15 +9,15 @@ import keras
 import tensorflow as tf
 
 
-def known(condition: tf.Tensor) -> bool | None:
+def concrete(condition: tf.Tensor) -> bool | None:
     return bool(condition) if tf.executing_eagerly() else None
 
 
-def of_one_mind() -> bool:
+def single_replica() -> bool:
     return tf.distribute.get_strategy().num_replicas_in_sync == 1
 
 
-def either(
+def assign_in_branch(
     condition: tf.Tensor, yes: Callable[[], Any], no: Callable[[], Any], variables: Sequence[keras.Variable]
 ) -> None:
     tf.cond(condition, lambda: _done(yes), lambda: _done(no))

@@ -12,7 +12,7 @@ from ..contract import LinkedPart, Operation, RowSlots
 from ..defaults import native_of
 
 
-def contract(operation: Operation, x: tf.Tensor, kernel: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
+def product_with_part_gradient(operation: Operation, x: tf.Tensor, kernel: tf.Tensor, part: tf.Tensor) -> tf.Tensor:
     @tf.custom_gradient
     def run(x: tf.Tensor, part: tf.Tensor) -> Any:
         kept = operation.keep(x)
@@ -25,7 +25,7 @@ def contract(operation: Operation, x: tf.Tensor, kernel: tf.Tensor, part: tf.Ten
     return run(x, part)
 
 
-def pull_back(function: Callable[[tf.Tensor], tf.Tensor], at: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+def linear_vjp(function: Callable[[tf.Tensor], tf.Tensor], at: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
     with tf.GradientTape() as tape:
         tape.watch(at)
         y = function(at)  # a graph leaves this out: nothing uses it
@@ -53,19 +53,19 @@ def look_up(rows: RowSlots, tokens: tf.Tensor, table: Any, part: LinkedPart) -> 
     return run(tf.convert_to_tensor(part.variable.value))
 
 
-def scaled(gradient: Any, scale: tf.Tensor) -> Any:
+def scale_gradient(gradient: Any, scale: tf.Tensor) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values * scale, gradient.indices, gradient.dense_shape)
     return gradient * scale
 
 
-def where_open(gradient: Any, mask: tf.Tensor) -> Any:
+def mask_gradient(gradient: Any, mask: tf.Tensor) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(where_open(gradient.values, mask), gradient.indices, gradient.dense_shape)
+        return tf.IndexedSlices(mask_gradient(gradient.values, mask), gradient.indices, gradient.dense_shape)
     return tf.where(mask, gradient, tf.zeros_like(gradient))
 
 
-def record(function: Callable[[], tuple[tf.Tensor, Any]], sources: Sequence[Any]) -> Any:
+def forward_with_gradients(function: Callable[[], tuple[tf.Tensor, Any]], sources: Sequence[Any]) -> Any:
     natives = [native_of(source) for source in sources]
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         for native in natives:

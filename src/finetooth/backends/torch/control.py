@@ -9,11 +9,11 @@ import keras
 import torch
 
 
-def known(condition: torch.Tensor) -> bool | None:
+def concrete(condition: torch.Tensor) -> bool | None:
     return True if condition.is_meta else bool(condition)  # only shapes are asked for, of what an open gate does
 
 
-def either(
+def assign_in_branch(
     condition: torch.Tensor, yes: Callable[[], Any], no: Callable[[], Any], variables: Sequence[keras.Variable]
 ) -> None:
-    (yes if known(condition) else no)()
+    (yes if concrete(condition) else no)()

@@ -35,7 +35,9 @@ class _Attach(torch.autograd.Function):
         return None, dy, None, ctx.operation.gradient_part(kept, dy)
 
 
-def contract(operation: Operation, x: torch.Tensor, kernel: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+def product_with_part_gradient(
+    operation: Operation, x: torch.Tensor, kernel: torch.Tensor, part: torch.Tensor
+) -> torch.Tensor:
     if (
         torch.compiler.is_compiling()
     ):  # which fails on `_Attach` for layers of several shapes; the kernel is composed then
@@ -79,14 +81,14 @@ def look_up(rows: RowSlots, tokens: torch.Tensor, table: torch.Tensor, part: Lin
     return torch.where(slots.unsqueeze(-1) >= 0, own, keras.ops.take(table, tokens, axis=0))
 
 
-def where_open(gradient: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def mask_gradient(gradient: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     if gradient.is_sparse:
-        values = where_open(gradient._values(), mask)
+        values = mask_gradient(gradient._values(), mask)
         return torch.sparse_coo_tensor(gradient._indices(), values, gradient.shape)
     return torch.where(mask, gradient, 0)
 
 
-def record(function: Callable[[], tuple[torch.Tensor, Any]], sources: Sequence[Any]) -> Any:
+def forward_with_gradients(function: Callable[[], tuple[torch.Tensor, Any]], sources: Sequence[Any]) -> Any:
     natives = [native_of(source) for source in sources]
     with torch.enable_grad():
         loss, more = function()

@@ -50,7 +50,7 @@ class _Backwards(torch.overrides.TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def pull_back(function: Callable[[torch.Tensor], torch.Tensor], at: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+def linear_vjp(function: Callable[[torch.Tensor], torch.Tensor], at: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
     with torch.enable_grad(), _Backwards():
         at = at.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(function(at), at, dy)

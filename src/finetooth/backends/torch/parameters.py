@@ -55,7 +55,7 @@ class _Parameters(torch.nn.ParameterDict):
 
 
 @contextmanager
-def listing(layer: keras.Layer, variables: list[keras.Variable]) -> Iterator[None]:
+def parameters_listed(layer: keras.Layer, variables: list[keras.Variable]) -> Iterator[None]:
     listed, track = keras_private.TORCH_PARAMETERS
     before = getattr(layer, listed, None)
 

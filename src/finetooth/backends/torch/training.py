@@ -33,7 +33,7 @@ def outside_of_graphs() -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def aside() -> Iterator[None]:
+def no_gradients() -> Iterator[None]:
     with torch.no_grad(), torch.random.fork_rng(range(torch.cuda.device_count())):
         yield
 
@@ -51,7 +51,7 @@ def without_gradients(variables: Sequence[keras.Variable]) -> Iterator[None]:
             parameter.grad = gradient
 
 
-def foreign_reads(layer: keras.Layer) -> AbstractContextManager[Any]:
+def torch_module_reads(layer: keras.Layer) -> AbstractContextManager[Any]:
     return _module_reads(layer) if isinstance(layer, keras.layers.TorchModuleWrapper) else nullcontext()
 
 
