@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 if TYPE_CHECKING:
-    from .tensor_region import Place
+    from .tensor_region import TensorRegion
 
 Tensor: TypeAlias = Any  # a tensor of the backend
 Gradient: TypeAlias = Any  # a tensor of the backend, or what it has for a sparse gradient
@@ -39,7 +39,7 @@ class LinkedPart(Protocol):
 
     base: keras.Variable
     variable: keras.Variable
-    place: Place
+    tensor_region: TensorRegion
     link: Link
 
     def load(self, base_value: Tensor) -> None:
@@ -156,10 +156,10 @@ class Variables(Protocol):
     def is_array(self, value: object) -> bool:
         """Return whether the value is an array, which cannot be written."""
 
-    def read(self, variable: Variable, place: Place) -> Tensor:
+    def read(self, variable: Variable, region: TensorRegion) -> Tensor:
         """Return a region of a variable, as a tensor that later writes do not change."""
 
-    def write(self, variable: Variable, place: Place, compact: Tensor) -> Variable:
+    def write(self, variable: Variable, region: TensorRegion, compact: Tensor) -> Variable:
         """Write a region of a variable, in place where that is possible, and return the variable.
 
         An array is not changed; a new one is returned.

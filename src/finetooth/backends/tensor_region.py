@@ -1,4 +1,4 @@
-"""Place: a region, ready for tensors of the current backend."""
+"""TensorRegion: a region, ready for tensors of the current backend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..regions.region import Grid, Points, Region, Whole, grid
 from . import backend
 
 
-class Place:
+class TensorRegion:
     """`gather` and `scatter` as `Region` has them for arrays."""
 
     def __init__(self, region: Region):
@@ -71,7 +71,7 @@ class Place:
             return backend.coordinates(tuple(mesh))
 
     @functools.cached_property
-    def _rows(self) -> tuple[Any, Place]:
+    def _rows(self) -> tuple[Any, TensorRegion]:
         """The rows that hold elements of the region, and where in them those are."""
         region, rest = self.region, self.region.shape[1:]
         if isinstance(region, Points):
@@ -84,14 +84,14 @@ class Place:
             rows = np.asarray(axes[0])
             within = grid((len(rows), *rest), [range(len(rows)), *axes[1:]])
         with backend.outside_of_graphs():  # they are kept
-            return keras.ops.convert_to_tensor(rows, "int32"), Place(within)
+            return keras.ops.convert_to_tensor(rows, "int32"), TensorRegion(within)
 
 
 def read_region(variable: keras.Variable, region: Region) -> np.ndarray:
     """Read a region of a variable, in compact shape, without a copy of the rest."""
     if _is_dense(region):
         return region.gather(np.asarray(keras.ops.convert_to_numpy(variable)))
-    return np.array(keras.ops.convert_to_numpy(backend.read(variable, Place(region))))
+    return np.array(keras.ops.convert_to_numpy(backend.read(variable, TensorRegion(region))))
 
 
 def write_region(variable: keras.Variable, region: Region, compact: np.ndarray) -> None:
@@ -99,7 +99,7 @@ def write_region(variable: keras.Variable, region: Region, compact: np.ndarray) 
     if _is_dense(region):
         variable.assign(region.scatter(np.asarray(keras.ops.convert_to_numpy(variable)), compact))
     else:
-        backend.write(variable, Place(region), keras.ops.convert_to_tensor(compact, variable.dtype))
+        backend.write(variable, TensorRegion(region), keras.ops.convert_to_tensor(compact, variable.dtype))
 
 
 def _is_dense(region: Region) -> bool:
@@ -109,7 +109,7 @@ def _is_dense(region: Region) -> bool:
 
 def assign_whole(variable: Any, value: Any) -> None:
     """Assign a variable, of the backend's own or Keras', also where several replicas do so."""
-    backend.write(variable, Place(Whole(variable.shape)), value)
+    backend.write(variable, TensorRegion(Whole(variable.shape)), value)
 
 
 def wide(dtype: str) -> str:

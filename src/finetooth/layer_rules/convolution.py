@@ -18,7 +18,7 @@ import keras
 import numpy as np
 
 from ..backends import backend
-from ..backends.tensor_region import Place
+from ..backends.tensor_region import TensorRegion
 from ..parts.trainable import Trained
 from ..regions.region import Grid, grid
 from . import dense as linear
@@ -36,8 +36,8 @@ Margins = list[tuple[int, int]]  # zeros before and after the input, for each sp
 class Channels:
     """The smallest convolution that holds a slice of a kernel: its channels, and what it has of the last two axes."""
 
-    inputs: Place
-    outputs: Place
+    inputs: TensorRegion
+    outputs: TensorRegion
     kernel: tuple[np.ndarray, np.ndarray]
 
 
@@ -68,9 +68,9 @@ class Stage:
             inside[axis] = slice(max(-before, 0), min(after, 0) or None)
         return self.run(keras.ops.pad(x, around)[tuple(inside)], kernel, padding="valid")
 
-    def restrict(self, place: Place, value: Any) -> Any:
-        """What a place along the channels holds of an input or output."""
-        for _, where in place.axes:
+    def restrict(self, region: TensorRegion, value: Any) -> Any:
+        """Return a region along the channels of an input or output."""
+        for _, where in region.axes:
             value = backend.take(value, len(value.shape) - 1 if self.channels_last else 1, where)
         return value
 
@@ -85,7 +85,9 @@ class Convolution:
         self._channels = stage.channels(region.shape, rows, columns)
         computed = (*box, *self._channels.kernel)
         self._shape = tuple(map(len, computed))
-        self._part = _place(self._shape, *(np.searchsorted(all_, own) for all_, own in zip(computed, region.axes)))
+        self._part = _tensor_region(
+            self._shape, *(np.searchsorted(all_, own) for all_, own in zip(computed, region.axes))
+        )
 
     def forward(self, x: Any, kernel: Any) -> Any:
         return self._stage.apply(x, kernel)
@@ -181,19 +183,19 @@ def _plain(groups: int, shape: tuple[int, ...], rows: np.ndarray, columns: np.nd
     held, counts = np.unique(columns // outputs, return_counts=True)
     if counts.min() < counts.max():  # all groups of a convolution are equally wide
         columns = _pairs(held, outputs, np.arange(outputs))
-    read = _place((inputs * groups,), _pairs(held, inputs, rows))
-    return Channels(read, _place((shape[-1],), columns), (rows, columns))
+    read = _tensor_region((inputs * groups,), _pairs(held, inputs, rows))
+    return Channels(read, _tensor_region((shape[-1],), columns), (rows, columns))
 
 
 def _depthwise(shape: tuple[int, ...], rows: np.ndarray, columns: np.ndarray) -> Channels:
     """Kernel rows are inputs, of each of which there is an output for every column."""
-    written = _place((shape[-2] * shape[-1],), _pairs(rows, shape[-1], columns))
-    return Channels(_place((shape[-2],), rows), written, (rows, columns))
+    written = _tensor_region((shape[-2] * shape[-1],), _pairs(rows, shape[-1], columns))
+    return Channels(_tensor_region((shape[-2],), rows), written, (rows, columns))
 
 
 def _transposed(shape: tuple[int, ...], rows: np.ndarray, columns: np.ndarray) -> Channels:
     """Kernel rows are outputs, columns are inputs."""
-    return Channels(_place((shape[-1],), columns), _place((shape[-2],), rows), (rows, columns))
+    return Channels(_tensor_region((shape[-1],), columns), _tensor_region((shape[-2],), rows), (rows, columns))
 
 
 def _pairs(outer: np.ndarray, width: int, inner: np.ndarray) -> np.ndarray:
@@ -201,5 +203,5 @@ def _pairs(outer: np.ndarray, width: int, inner: np.ndarray) -> np.ndarray:
     return (outer[:, None] * width + inner).ravel()
 
 
-def _place(shape: tuple[int, ...], *chosen: np.ndarray) -> Place:
-    return Place(grid(shape, chosen))
+def _tensor_region(shape: tuple[int, ...], *chosen: np.ndarray) -> TensorRegion:
+    return TensorRegion(grid(shape, chosen))

@@ -76,7 +76,7 @@ class GridContraction(Contraction):
 
     def __init__(self, einsum: Einsum, plain: bool, part: Trained):
         super().__init__(einsum, plain)
-        self._axes = [(axis, *_widened(where, part.base.shape[axis])) for axis, where in part.place.axes]
+        self._axes = [(axis, *_widened(where, part.base.shape[axis])) for axis, where in part.tensor_region.axes]
 
     def keep(self, x: Any) -> Any:
         """What must be kept of the input for the part's gradient."""

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..backends.tensor_region import Place, assign_whole, wide
+from ..backends.tensor_region import TensorRegion, assign_whole, wide
 from ..errors import TuningError
 from ..parts.part import Part, check_trainable
 from ..regions.indexing import resolve_index
@@ -70,7 +70,7 @@ class SelectiveOptimizer(Wrapper):
         made = built_state(self.inner_optimizer, list(self._seen.values()))
         self.__dict__["_state"] = [(list(self._seen)[position], state) for position, state in made]
         self.__dict__["_regions"] = regions
-        self.__dict__["_places"] = {i: Place(region) for i, region in regions.items()}
+        self.__dict__["_tensor_regions"] = {i: TensorRegion(region) for i, region in regions.items()}
         self._digest = _digest(regions, len(variables))
         self.build_wrapper(variables)
 
@@ -242,7 +242,7 @@ class SelectiveOptimizer(Wrapper):
             if seen is None or (gradient is None and leave_out_missing):
                 continue
             if gradient is not None and i in self._regions:
-                gradient = keras.ops.cast(self._places[i].gather_gradient(gradient), seen.dtype)
+                gradient = keras.ops.cast(self._tensor_regions[i].gather_gradient(gradient), seen.dtype)
             pairs.append((gradient, seen))
         return pairs
 
@@ -255,7 +255,7 @@ class SelectiveOptimizer(Wrapper):
             constraint = getattr(self.trained[i], "constraint", None)
             if constraint is not None:
                 whole = keras.ops.convert_to_tensor(self.trained[i])
-                value = part.gather(constraint(part.place.scatter(whole, value)))
+                value = part.gather(constraint(part.tensor_region.scatter(whole, value)))
                 assign_whole(self._seen[i], keras.ops.cast(value, self._seen[i].dtype))
             part.assign(value)
 

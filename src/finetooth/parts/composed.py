@@ -149,7 +149,7 @@ def settle(part: Trained) -> None:
     part.link.sync()
     if not part.link.base_is_current:  # elsewhere a write would round the part to the base's precision
         with base_only():
-            backend.write(part.base, part.place, keras.ops.cast(part.variable.value, part.base.dtype))
+            backend.write(part.base, part.tensor_region, keras.ops.cast(part.variable.value, part.base.dtype))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from ..backends import backend
-from ..backends.tensor_region import Place, assign_whole, wide
+from ..backends.tensor_region import TensorRegion, assign_whole, wide
 from ..errors import PartError
 from ..keras_internals import private as keras_private
 from ..keras_internals.weights import index_to_numpy
@@ -54,11 +54,11 @@ class Part:
         self._name = getattr(variable, "path", None) or getattr(variable, "name", None) or "variable"
         self.region = named.region
         self.shape = named.shape
-        self.place = Place(named.region)
+        self.tensor_region = TensorRegion(named.region)
 
     def read(self) -> Any:
         """The part's values, as a tensor."""
-        return self._named(backend.read(self._current(), self.place))
+        return self._named(backend.read(self._current(), self.tensor_region))
 
     def assign(self, value: Any) -> Any:
         """Write the values. The part's own variable keeps the precision it is trained in."""
@@ -104,11 +104,11 @@ class Part:
         value = keras.ops.convert_to_tensor(self.variable if value is None else value)
         base = self._current()
         base = base.value if isinstance(base, keras.Variable) else base
-        return self.place.scatter(base, self._compact(keras.ops.cast(value, self._dtype)))
+        return self.tensor_region.scatter(base, self._compact(keras.ops.cast(value, self._dtype)))
 
     def gather(self, whole: Any) -> Any:
         """The part of a tensor of the whole's shape: of a gradient, say, which may be sparse."""
-        return self._named(self.place.gather_gradient(whole))
+        return self._named(self.tensor_region.gather_gradient(whole))
 
     def __repr__(self) -> str:
         return f"<Part {self.region.text()} of {self._name!r}, {self.region.size:,} elements>"
@@ -120,7 +120,7 @@ class Part:
 
     def _write(self, values: Any, keep_own: bool = False) -> Any:
         base = self._current()
-        written = backend.write(base, self.place, self._compact(values))
+        written = backend.write(base, self.tensor_region, self._compact(values))
         if "variable" in self.__dict__ and not keep_own:
             assign_whole(self.variable, keras.ops.cast(values, self.variable.dtype))
         return written

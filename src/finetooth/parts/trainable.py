@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from ..backends import backend
-from ..backends.tensor_region import Place, wide
+from ..backends.tensor_region import TensorRegion, wide
 from ..keras_internals import private as keras_private
 from ..regions import bits
 from ..regions.region import Region
@@ -27,7 +27,7 @@ class Trained:
     def __init__(self, base: keras.Variable, region: Region, value: np.ndarray, variable: keras.Variable | None = None):
         self.base = base
         self.region = region
-        self.place = Place(region)
+        self.tensor_region = TensorRegion(region)
         dtype = wide(keras.backend.standardize_dtype(base.dtype))
         *scopes, name = base.path.split("/")
         if variable is None:
@@ -50,7 +50,7 @@ class Trained:
     def merge(self, base_value: Any, value: Any = None) -> Any:
         """The base's value with the part in place, or another value for it; differentiable in the part only."""
         compact = keras.ops.cast(self.variable.value if value is None else value, base_value.dtype)
-        return self.place.scatter(base_value, compact)
+        return self.tensor_region.scatter(base_value, compact)
 
     def current(self) -> np.ndarray:
         """The part's value as the merged tensor holds it: in the base's dtype, in compact shape."""
@@ -58,7 +58,7 @@ class Trained:
 
     def load(self, base_value: Any) -> None:
         """Set the part to its region of a whole tensor, which the base has been assigned."""
-        self.variable.assign(self.place.gather(keras.ops.convert_to_tensor(base_value)))
+        self.variable.assign(self.tensor_region.gather(keras.ops.convert_to_tensor(base_value)))
         if self._frozen is not None:
             self._frozen = _copy(base_value)
             self.on_frozen_changed()
@@ -72,8 +72,8 @@ class Trained:
         """Apply the base's constraint to the merged tensor, and return the part's elements of it."""
         compact = keras.ops.convert_to_tensor(variable)
         whole = keras_private.raw_value(self.base) if self._frozen is None else self._frozen
-        merged = self.place.scatter(keras.ops.cast(whole, compact.dtype), compact)
-        return self.place.gather(self.base.constraint(merged))
+        merged = self.tensor_region.scatter(keras.ops.cast(whole, compact.dtype), compact)
+        return self.tensor_region.gather(self.base.constraint(merged))
 
 
 def _copy(value: Any) -> Any:

@@ -14,7 +14,7 @@ from ...errors import PartError
 from .writes import put_points, put_rows, put_windows, replace
 
 if TYPE_CHECKING:
-    from ..tensor_region import Place
+    from ..tensor_region import TensorRegion
 
 
 def is_variable(value: Any) -> bool:
@@ -25,28 +25,28 @@ def is_array(value: Any) -> bool:
     return isinstance(value, jax.Array)
 
 
-def read(variable: Any, place: Place) -> jax.Array:
+def read(variable: Any, region: TensorRegion) -> jax.Array:
     value = jnp.asarray(variable.value if isinstance(variable, keras.Variable) else variable)
-    return jnp.copy(value) if place.is_whole else place.gather(value)  # the variable's array may be donated later
+    return jnp.copy(value) if region.is_whole else region.gather(value)  # the variable's array may be donated later
 
 
-def write(variable: Any, place: Place, compact: jax.Array) -> Any:
+def write(variable: Any, region: TensorRegion, compact: jax.Array) -> Any:
     is_variable = isinstance(variable, keras.Variable)
-    if place.is_whole:
+    if region.is_whole:
         if is_variable:
             variable.assign(jnp.copy(compact))  # two variables with one array could not both be donated
         return variable if is_variable else compact
-    points = place.points is not None
-    function, where = (put_points, place.points) if points else (put_windows, _wheres(place))
+    points = region.points is not None
+    function, where = (put_points, region.points) if points else (put_windows, _wheres(region))
     if not is_variable:
         return function.__wrapped__(variable, where, compact)
     replace(variable, function, where, compact)
     return variable
 
 
-def _wheres(place: Place) -> dict[int, Any]:
+def _wheres(region: TensorRegion) -> dict[int, Any]:
     """For each restricted axis the start of its range, or its indices."""
-    return {axis: np.int32(where.start) if isinstance(where, range) else where.indices for axis, where in place.axes}
+    return {axis: np.int32(where.start) if isinstance(where, range) else where.indices for axis, where in region.axes}
 
 
 def trainable_like(variable: Any, value: jax.Array, name: str) -> keras.Variable:

@@ -27,7 +27,7 @@ from .tensors import replaced
 from .writes import in_xla, share_reads, write_in_place
 
 if TYPE_CHECKING:
-    from ..tensor_region import Place
+    from ..tensor_region import TensorRegion
 
 # The methods of a tf.Variable that change it. Keras' optimizers and Keras' variables both end in one of them.
 _WRITES = (
@@ -67,26 +67,26 @@ thread = _Thread()
 class _Pair:
     """The native variables of a base and its part, on one device."""
 
-    def __init__(self, place: Place, base: tf.Variable, compact: tf.Variable):
-        self._place, self._base, self._compact = place, base, compact
+    def __init__(self, region: TensorRegion, base: tf.Variable, compact: tf.Variable):
+        self._region, self._base, self._compact = region, base, compact
 
     def write_base(self) -> None:
         with _following(), tf.device(self._base.device):
             value = tf.cast(self._compact.read_value(), self._base.dtype)
-            if self._place.is_whole:
+            if self._region.is_whole:
                 self._base.assign(value, read_value=False)
             elif in_xla():
                 if thread.zero is not None:
                     value = _after(thread.zero, value)
-                self._base.assign(replaced(self._place, self._base.read_value(), value), read_value=False)
+                self._base.assign(replaced(self._region, self._base.read_value(), value), read_value=False)
             else:
-                write_in_place(self._base, self._place, value)
+                write_in_place(self._base, self._region, value)
                 if tf.executing_eagerly() or thread.in_step:
                     share_reads(self._base)
 
     def write_part(self) -> None:
         with _following(), tf.device(self._base.device):
-            value = self._place.gather(self._base.read_value())
+            value = self._region.gather(self._base.read_value())
             self._compact.assign(tf.cast(value, self._compact.dtype), read_value=False)
 
     @contextlib.contextmanager
@@ -126,17 +126,17 @@ class Link:
     def __init__(self, part: LinkedPart):
         self._part = part
         bases, compacts = _natives(part.base), _natives(part.variable)
-        self._pairs = [_Pair(part.place, base, compact) for base, compact in zip(bases, compacts, strict=True)]
+        self._pairs = [_Pair(part.tensor_region, base, compact) for base, compact in zip(bases, compacts, strict=True)]
 
     def holds_merged(self) -> bool:
         return not any(keras_private.has_scoped_value(v) for v in (self._part.base, self._part.variable))
 
     def alias(self, value: tf.Tensor) -> tf.Tensor:
-        place = self._part.place
+        region = self._part.tensor_region
 
         @tf.custom_gradient
         def same(compact: tf.Tensor) -> Any:
-            return value, lambda upstream: tf.cast(place.gather_gradient(upstream), compact.dtype)
+            return value, lambda upstream: tf.cast(region.gather_gradient(upstream), compact.dtype)
 
         # Read here: inside of `same` TensorFlow would want a gradient for the variable itself.
         return same(tf.convert_to_tensor(keras_private.raw_value(self._part.variable)))

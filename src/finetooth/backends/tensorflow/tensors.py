@@ -11,7 +11,7 @@ from ..contract import Axes, AxisIndex, ProductCosts
 from ..defaults import along_axis
 
 if TYPE_CHECKING:
-    from ..tensor_region import Place
+    from ..tensor_region import TensorRegion
 
 
 class Index(NamedTuple):
@@ -71,11 +71,11 @@ def put_axes(value: tf.Tensor, axes: Axes, part: tf.Tensor) -> tf.Tensor:
     return tf.where(selected, tf.gather(part, where.source, axis=axis), value)
 
 
-def replaced(place: Place, value: tf.Tensor, compact: tf.Tensor) -> tf.Tensor:
-    """`value` with the elements at a place replaced."""
-    if place.points is not None:
-        return tf.tensor_scatter_nd_update(value, place.points, compact)
-    return put_axes(value, place.axes, compact)
+def replaced(region: TensorRegion, value: tf.Tensor, compact: tf.Tensor) -> tf.Tensor:
+    """`value` with the elements of a region replaced."""
+    if region.points is not None:
+        return tf.tensor_scatter_nd_update(value, region.points, compact)
+    return put_axes(value, region.axes, compact)
 
 
 def take_points(value: Any, coordinates: tf.Tensor) -> tf.Tensor:

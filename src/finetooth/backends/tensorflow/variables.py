@@ -11,27 +11,27 @@ from ..defaults import native_of
 from .writes import in_xla, share_reads, write_in_place
 
 if TYPE_CHECKING:
-    from ..tensor_region import Place
+    from ..tensor_region import TensorRegion
 
 
 def is_variable(value: Any) -> bool:
     return isinstance(value, tf.Variable)
 
 
-def read(variable: Any, place: Place) -> tf.Tensor:
+def read(variable: Any, region: TensorRegion) -> tf.Tensor:
     value = native_of(variable)  # of a variable, some rows or points are read by themselves; XLA cannot, and need not
-    return place.gather(tf.convert_to_tensor(value) if place.is_whole or in_xla() else value)
+    return region.gather(tf.convert_to_tensor(value) if region.is_whole or in_xla() else value)
 
 
-def write(variable: Any, place: Place, compact: tf.Tensor) -> Any:
+def write(variable: Any, region: TensorRegion, compact: tf.Tensor) -> Any:
     target = native_of(variable)
     if not isinstance(target, tf.Variable):  # in a scope where variables have other values
-        variable.assign(place.scatter(target, compact))
-    elif _is_written_in_place(target) and not place.is_whole:
-        write_in_place(target, place, compact)
+        variable.assign(region.scatter(target, compact))
+    elif _is_written_in_place(target) and not region.is_whole:
+        write_in_place(target, region, compact)
         share_reads(target)
     else:
-        _assign(target, place.scatter(target, compact))
+        _assign(target, region.scatter(target, compact))
     return variable
 
 

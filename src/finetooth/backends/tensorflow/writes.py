@@ -8,22 +8,22 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util  # no public name says whether XLA compiles a graph
 
 if TYPE_CHECKING:
-    from ..tensor_region import Place
+    from ..tensor_region import TensorRegion
 
 
-def write_in_place(target: tf.Variable, place: Place, compact: tf.Tensor) -> None:
-    if place.points is not None:
-        tf.raw_ops.ResourceScatterNdUpdate(ref=target.handle, indices=place.points, updates=compact)
-    elif all(isinstance(where, range) for _, where in place.axes):
-        ranges = [dict(place.axes).get(axis, range(length)) for axis, length in enumerate(target.shape)]
+def write_in_place(target: tf.Variable, region: TensorRegion, compact: tf.Tensor) -> None:
+    if region.points is not None:
+        tf.raw_ops.ResourceScatterNdUpdate(ref=target.handle, indices=region.points, updates=compact)
+    elif all(isinstance(where, range) for _, where in region.axes):
+        ranges = [dict(region.axes).get(axis, range(length)) for axis, length in enumerate(target.shape)]
         begin, end = [where.start for where in ranges], [where.stop for where in ranges]
         tf.raw_ops.ResourceStridedSliceAssign(
             ref=target.handle, begin=begin, end=end, strides=[1] * len(begin), value=compact
         )
-    elif [axis for axis, _ in place.axes] == [0]:
-        tf.raw_ops.ResourceScatterUpdate(resource=target.handle, indices=place.axes[0][1].indices, updates=compact)
+    elif [axis for axis, _ in region.axes] == [0]:
+        tf.raw_ops.ResourceScatterUpdate(resource=target.handle, indices=region.axes[0][1].indices, updates=compact)
     else:
-        tf.raw_ops.ResourceScatterNdUpdate(ref=target.handle, indices=place.leading, updates=compact)
+        tf.raw_ops.ResourceScatterNdUpdate(ref=target.handle, indices=region.leading, updates=compact)
 
 
 def share_reads(target: tf.Variable) -> None:

@@ -21,20 +21,20 @@ from ..contract import LinkedPart
 from .writes import write_in_place
 
 if TYPE_CHECKING:
-    from ..tensor_region import Place
+    from ..tensor_region import TensorRegion
 
 
 class _Alias(torch.autograd.Function):
     """A read of the base, whose gradient goes to the part; differentiable again."""
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, compact: torch.Tensor, place: Place) -> torch.Tensor:
-        ctx.place, ctx.dtype = place, compact.dtype
+    def forward(ctx: Any, value: torch.Tensor, compact: torch.Tensor, region: TensorRegion) -> torch.Tensor:
+        ctx.tensor_region, ctx.dtype = region, compact.dtype
         return value.view_as(value)
 
     @staticmethod
     def backward(ctx: Any, upstream: torch.Tensor) -> Any:
-        return None, ctx.place.gather_gradient(upstream).to(ctx.dtype), None
+        return None, ctx.tensor_region.gather_gradient(upstream).to(ctx.dtype), None
 
 
 class Link:
@@ -58,19 +58,19 @@ class Link:
             self.write_base()
         else:
             base, compact = (tensor.data for tensor in self._natives())
-            write_in_place(base, part.place, compact.to(base.dtype))
+            write_in_place(base, part.tensor_region, compact.to(base.dtype))
         return True
 
     def alias(self, value: torch.Tensor) -> torch.Tensor:
         compact = keras_private.raw_value(self._part.variable)
         if value.is_meta or not torch.is_grad_enabled() or not compact.requires_grad:
             return value
-        return _Alias.apply(value.detach(), compact, self._part.place)
+        return _Alias.apply(value.detach(), compact, self._part.tensor_region)
 
     def write_base(self) -> None:
         base, compact = self._natives()
         with torch.no_grad():
-            write_in_place(base, self._part.place, compact.to(base.dtype))
+            write_in_place(base, self._part.tensor_region, compact.to(base.dtype))
         self._written = self._state()
 
     def sync(self) -> None:
@@ -96,7 +96,7 @@ class Link:
     def _write_part(self) -> None:
         base, compact = self._natives()
         with torch.no_grad():
-            compact.copy_(self._part.place.gather(base))
+            compact.copy_(self._part.tensor_region.gather(base))
         self._written = self._state()
 
     def _natives(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,27 +13,27 @@ from ..defaults import native_of
 from .writes import write_in_place
 
 if TYPE_CHECKING:
-    from ..tensor_region import Place
+    from ..tensor_region import TensorRegion
 
 
 def is_variable(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_leaf
 
 
-def read(variable: Any, place: Place) -> torch.Tensor:
+def read(variable: Any, region: TensorRegion) -> torch.Tensor:
     value = native_of(variable).detach()
-    gathered = place.gather(value)
+    gathered = region.gather(value)
     shares = gathered.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
     return gathered.clone() if shares else gathered
 
 
-def write(variable: Any, place: Place, compact: torch.Tensor) -> Any:
+def write(variable: Any, region: TensorRegion, compact: torch.Tensor) -> Any:
     target = native_of(variable)
     if isinstance(variable, keras.Variable) and keras_private.in_stateless_scope():
-        variable.assign(place.scatter(target, compact))
+        variable.assign(region.scatter(target, compact))
         return variable
     with torch.no_grad():
-        write_in_place(target, place, compact.to(target))
+        write_in_place(target, region, compact.to(target))
     return variable
 
 

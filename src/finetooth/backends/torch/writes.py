@@ -9,16 +9,16 @@ import torch
 from .tensors import on
 
 if TYPE_CHECKING:
-    from ..tensor_region import Place
+    from ..tensor_region import TensorRegion
 
 
-def write_in_place(target: torch.Tensor, place: Place, value: torch.Tensor) -> None:
-    """Write the elements at a place. Autograd notices, unless it is told not to."""
-    if place.points is not None:
-        target.index_put_(on(target, place.points), value)
+def write_in_place(target: torch.Tensor, region: TensorRegion, value: torch.Tensor) -> None:
+    """Write the elements of a region. Autograd notices, unless it is told not to."""
+    if region.points is not None:
+        target.index_put_(on(target, region.points), value)
         return
-    indexed = [(axis, where) for axis, where in place.axes if not isinstance(where, range)]
-    for axis, where in place.axes:
+    indexed = [(axis, where) for axis, where in region.axes if not isinstance(where, range)]
+    for axis, where in region.axes:
         if isinstance(where, range):
             target = target.narrow(axis, where.start, len(where))
     if not indexed:
