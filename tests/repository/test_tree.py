@@ -28,6 +28,7 @@ FRAMEWORK_FREE = (
     "selection.selection",
     "patches.patch",
     "cli.main",
+    "cli.start",
 )
 # The one import that waits for a call: `Patch.apply` needs Keras, a patch does not.
 DEFERRED = {("patches.patch", "patches.models")}
