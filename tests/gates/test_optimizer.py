@@ -7,9 +7,9 @@ from helpers import values
 from keras import ops
 
 import finetooth as ft
-from finetooth.gates import optimizer as gating
 from finetooth.keras_internals import private as keras_private
 from finetooth.keras_internals.weights import to_numpy
+from finetooth.optimizers.slots import slots_of
 from finetooth.regions import bits
 
 OPTIMIZERS = {
@@ -98,6 +98,34 @@ def test_a_gate_that_opens_and_closes_trains_as_if_closed_steps_had_not_been(nam
         np.testing.assert_allclose(found[own], value, rtol=2e-4, atol=2e-6, err_msg=path)
     for a, b in zip(copies(state_of(plain, plain_block)), copies(state_of(gated, gated_block))):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: keras.optimizers.ScheduleFreeAdamW(0.01, gradient_accumulation_steps=2),
+        lambda: keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(keras.optimizers.Adafactor(0.01)))
+        ),
+    ],
+)
+def test_state_that_a_copy_would_make_otherwise_is_kept(make, rng):
+    """ScheduleFree sets its state to the weights; what Adafactor tracks depends on who builds it."""
+    switch = keras.Variable(True, dtype="bool", trainable=False)
+    block = hidden()
+    model = network(ft.Gate(block, when=switch, name="gate"))
+    model.compile(make(), "mse")
+    for opened in (True, True, False, False, True, True):
+        switch.assign(opened)
+        mine = {id(v) for v in block.trainable_variables}
+        slots = [slot.variable for slot in slots_of(model.optimizer) if id(slot.owner) in mine]
+        before, above = copies([*block.trainable_variables, *slots]), copies([model.get_layer("above").kernel])
+        data = batches(rng, 1)[0]
+        model.train_on_batch(*data)
+        after, now = copies([*block.trainable_variables, *slots]), copies([model.get_layer("above").kernel])
+        assert any(bits.differing(a, b).any() for a, b in zip(before, after)) or not opened
+        assert not any(bits.differing(a, b).any() for a, b in zip(before, after)) or opened
+    assert bits.differing(above[0], now[0]).any()
 
 
 @pytest.mark.parametrize("name", ["EMA", "global norm", "accumulation"])
@@ -409,10 +437,10 @@ def test_state_that_an_optimizer_makes_later_is_known(rng):
     optimizer = ft.Gate.guard(optimizer)
     first, second = (gate.trainable_variables for gate in gates)
     optimizer.build(first)
-    assert {id(slot.owner) for slot in gating._slots(optimizer)} == {id(v) for v in first}
+    assert {id(slot.owner) for slot in slots_of(optimizer)} == {id(v) for v in first}
     optimizer.optimizers.append(momentum[1])
     momentum[1].build(second)
-    assert {id(slot.owner) for slot in gating._slots(optimizer)} == {id(v) for v in [*first, *second]}
+    assert {id(slot.owner) for slot in slots_of(optimizer)} == {id(v) for v in [*first, *second]}
 
 
 def test_a_variable_that_is_a_condition_is_left_as_it_is(rng):

@@ -13,6 +13,7 @@ from helpers import moved_inside, moved_outside, values
 from natives import NATIVE, bare, kinds, numpy_of, sparse
 
 import finetooth as ft
+from finetooth.optimizers.slots import slots_of
 from finetooth.regions import bits
 from finetooth.regions.indexing import region_at
 
@@ -383,6 +384,20 @@ def test_another_selection_of_the_same_variables(dtype):
         w[rows] -= 0.01 * np.sqrt(1 - 0.999**step) / (1 - 0.9**step) * m[rows] / (np.sqrt(v[rows]) + 1e-7)
     assert int(optimizer.iterations) == 8
     np.testing.assert_allclose(numpy_of(variable).astype("float32"), w, rtol=1e-4 if dtype == "float32" else 2e-2)
+
+
+def test_another_selection_keeps_state_of_rows_and_columns_and_behind_a_loss_scale():
+    variable = keras.Variable(start(), name="w")
+    optimizer = ft.SelectiveOptimizer(K.LossScaleOptimizer(K.Adafactor(0.1), 2.0), [(variable, np.s_[:4, :4])])
+    for seed in (1, 2):
+        optimizer.apply([keras.ops.convert_to_tensor(start(seed))], [variable])
+    new = optimizer.reselected([(variable, np.s_[1:6, [0, 3]])])
+    old, found = ({slot.axes: numpy_of(slot.variable) for slot in slots_of(o)} for o in (optimizer, new))
+    assert old.keys() == {(0,), (1,), (0, 1)} and all(value.all() for value in old.values())
+    np.testing.assert_array_equal(found[0,], [*old[0,][1:], 0, 0])
+    np.testing.assert_array_equal(found[1,], old[1,][[0, 3]])
+    np.testing.assert_array_equal(found[0, 1][:3], old[0, 1][1:][:, [0, 3]])
+    assert not found[0, 1][3:].any() and int(new.iterations) == 2
 
 
 def test_bad_input():

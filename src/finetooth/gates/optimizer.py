@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 from keras import ops
@@ -15,18 +14,10 @@ from keras import ops
 from ..backends import backend
 from ..errors import GateError, TuningError
 from ..keras_internals import private as keras_private
-from ..keras_internals.hooks import hooked
+from ..optimizers.slots import slots_of
 from ..optimizers.wrapper import Wrapper
 
-GUARDED = "_finetooth_guarded"  # attribute of optimizers that know gates: what they remember of their state
-
-
-class Slot(NamedTuple):
-    """A variable in which an optimizer keeps something for one that it trains."""
-
-    variable: keras.Variable
-    owner: Any
-    average_by: keras.optimizers.Optimizer | None  # whose average of the owner it is, if it is one
+GUARDED = "_finetooth_guarded"  # attribute of optimizers that know gates
 
 
 def guard(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
@@ -76,14 +67,7 @@ def _replace(optimizer: Any, **methods: Callable[..., None]) -> None:
     if GUARDED in optimizer.__dict__:
         return
     replaced = {name: functools.partial(new, optimizer, getattr(optimizer, name)) for name, new in methods.items()}
-    optimizer.__dict__.update({GUARDED: _Memory(), **replaced})  # past Keras' tracking on TensorFlow
-
-
-class _Memory:
-    """The slots of an optimizer with the ids of the variables that it had when they were found."""
-
-    slots: Sequence[Slot] = ()
-    known: Sequence[int] = ()
+    optimizer.__dict__.update({GUARDED: True, **replaced})  # past Keras' tracking on TensorFlow
 
 
 def _apply_scaled(optimizer: Any, original: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
@@ -171,79 +155,24 @@ def _masks(flags: list[tuple[Any, Any]]) -> dict[int, Any]:
 
 def _kept(optimizer: Any, masks: dict[int, Any]) -> Iterator[tuple[Any, Any, Any]]:
     """The weights and slots behind the masks, with copies of what they hold."""
-    slots = [slot for slot in _slots(optimizer) if id(slot.owner) in masks]
+    slots = [slot for slot in slots_of(optimizer) if id(slot.owner) in masks]
     for variable in keras_private.trained_by(optimizer):
         if id(variable) in masks:
             yield variable, _copy(variable), masks[id(variable)]
     for slot in slots:
         mask = masks[id(slot.owner)]
-        if len(mask.shape) and tuple(slot.variable.shape) != tuple(slot.owner.shape):
+        if len(mask.shape) and not slot.elementwise:
             raise GateError(
                 f"{optimizer.name!r} keeps a {slot.variable.name!r} of shape {slot.variable.shape} for "
                 f"{slot.owner.path!r} of shape {slot.owner.shape}, in which heads are not apart. Use an optimizer that "
                 "treats each element by itself, such as AdamW, or a gate around the whole layer."
             )
         value = _copy(slot.variable)
-        if slot.average_by is not None:
+        if slot.role == "average":
             # Keras starts an average at the first step, whether or not the gate is open: it is the weight as it is.
-            value = ops.where(ops.equal(slot.average_by.iterations, 0), _copy(slot.owner), value)
+            value = ops.where(ops.equal(slot.optimizer.iterations, 0), _copy(slot.owner), value)
         yield slot.variable, value, mask
 
 
 def _copy(variable: Any) -> Any:
     return ops.stop_gradient(ops.copy(ops.convert_to_tensor(variable)))
-
-
-def _slots(optimizer: Any) -> Sequence[Slot]:
-    """The state that an optimizer, or those it is made of, keeps for each variable."""
-    memory, present = optimizer.__dict__[GUARDED], [id(v) for v in optimizer.variables]
-    if memory.known != present:  # the first time, and when one that it is made of has been built since
-        members = [member for member in getattr(optimizer, "optimizers", [optimizer]) if member.built]
-        memory.slots, memory.known = [slot for member in members for slot in _slots_of(member)], present
-    return memory.slots
-
-
-def _slots_of(optimizer: Any) -> Iterator[Slot]:
-    """Build a copy whose state is one number each, and see for which variable it is made. The order is the same."""
-    variables = _Noting(keras_private.trained_by(optimizer))
-    owners: dict[int, Any] = {}
-
-    def add_from(original: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
-        variables.current = reference_variable
-        return original(reference_variable, *args, **kwargs)
-
-    def add(original: Any, shape: Any, *args: Any, **kwargs: Any) -> Any:
-        made = original((), *args, **kwargs)
-        owners[id(made)] = variables.current
-        return made
-
-    with ExitStack() as stack:
-        stack.enter_context(backend.outside_of_graphs())
-        stack.enter_context(keras_private.outside_of_scopes())
-        with keras.StatelessScope([(v, ops.zeros((), v.dtype)) for v in optimizer.variables if not v.shape]):
-            config = optimizer.get_config()  # for which Keras reads the learning rate, and JAX has it not
-        copy = type(optimizer).from_config(config)
-        stack.enter_context(hooked(copy, "add_variable_from_reference", add_from))
-        stack.enter_context(hooked(copy, "add_variable", add))
-        copy.build(variables)
-    if len(copy.variables) != len(optimizer.variables):
-        raise GateError(
-            f"{optimizer.name!r} keeps {len(optimizer.variables)} variables, a copy of it {len(copy.variables)}: which "
-            "are a gate's is not known. Its get_config() should have all that it is made with."
-        )
-    averages = {id(v) for v in keras_private.averages_of(optimizer)}
-    for own, twin in zip(optimizer.variables, copy.variables):
-        owner = owners.get(id(twin))
-        if owner is not None:
-            yield Slot(own, owner, optimizer if id(own) in averages else None)
-
-
-class _Noting(list):
-    """A list that knows which of its entries a loop has come to."""
-
-    current: Any = None
-
-    def __iter__(self) -> Iterator[Any]:
-        for self.current in super().__iter__():
-            yield self.current
-        self.current = None

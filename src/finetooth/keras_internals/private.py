@@ -243,6 +243,11 @@ def averages_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     return list(optimizer._model_variables_moving_average) if optimizer.use_ema else []
 
 
+def accumulators_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """Return the variables in which a built optimizer adds up gradients between its updates."""
+    return list(optimizer._accumulated_gradients) if optimizer.gradient_accumulation_steps else []
+
+
 NATIVE_FILES = ("_save_state", "_load_state")  # functions that save and load each layer or optimizer of a model
 LEGACY_HDF5 = (  # functions that read or write all weights of a model, in an order that depends on trainable flags
     "save_model_to_hdf5",

@@ -11,8 +11,10 @@ import numpy as np
 from ..backends import backend
 from ..errors import TuningError
 from ..keras_internals import private as keras_private
+from ..keras_internals.hooks import hooked
 from .rows import Rows
-from .wrapper import Wrapper, built_state, copy_of
+from .slots import slots_of
+from .wrapper import Wrapper, copy_of
 
 
 @keras.saving.register_keras_serializable(package="finetooth")
@@ -62,13 +64,13 @@ class LazyOptimizer(Wrapper):
                 )
         inner, core = self.inner_optimizer, self._core
         rows = [Rows(variable) for variable in variables]
-        whole = built_state(inner, variables)
-        held = built_state(core, rows, Rows)
+        inner.build(variables)
+        whole, held = slots_of(inner), _built_for_rows(core, rows)
         self.__dict__["_rows"] = [
-            [(variable, own), *((w, h) for (i, w), (_, h) in zip(whole, held) if i == position)]
-            for position, (variable, own) in enumerate(zip(variables, rows))
+            [(variable, own), *((slot.variable, h) for slot, h in zip(whole, held) if slot.owner is variable)]
+            for variable, own in zip(variables, rows)
         ]
-        states = {id(state) for _, state in whole + held}
+        states = {id(state) for state in [*(slot.variable for slot in whole), *held]}
         shared = [[v for v in made if id(v) not in states] for made in (inner.variables, core.variables)]
         self.__dict__["_shared"] = list(zip(*shared))
         keras_private.decay_like(core, inner, dict(zip(map(id, rows), variables)))
@@ -133,6 +135,19 @@ class LazyOptimizer(Wrapper):
         limit = self.inner_optimizer.global_clipnorm
         scale = limit / keras.ops.maximum(norm, limit)
         return [g if g is None else backend.scale_gradient(g, scale) for g in grads]
+
+
+def _built_for_rows(optimizer: Any, rows: list[Rows]) -> list[Rows]:
+    """Build the optimizer, which makes its state of rows, too. Returns that in the order in which it is made."""
+    made: list[Rows] = []
+
+    def add(original: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+        made.append(Rows(reference_variable))
+        return made[-1]
+
+    with hooked(optimizer, "add_variable_from_reference", add):
+        optimizer.build(rows)
+    return made
 
 
 def _check_lazy(optimizer: keras.optimizers.Optimizer) -> None:

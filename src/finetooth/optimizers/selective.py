@@ -12,11 +12,14 @@ import numpy as np
 
 from ..backends.tensor_region import TensorRegion, assign_whole, wide
 from ..errors import TuningError
+from ..keras_internals import private as keras_private
+from ..keras_internals.weights import to_numpy
 from ..parts.part import Part, check_trainable
 from ..regions.indexing import resolve_index
-from ..regions.region import Region, Whole
+from ..regions.region import Grid, Region, Whole
 from ..selection.selection import Selection
-from .wrapper import Wrapper, built_state, copy_of
+from .slots import Slot, shared_state, slots_of
+from .wrapper import Wrapper, copy_of
 
 
 @keras.saving.register_keras_serializable(package="finetooth")
@@ -67,8 +70,7 @@ class SelectiveOptimizer(Wrapper):
                     continue
                 self._parts[i] = Part(variable, regions[i])
                 self._seen[i] = self._compact_variable(variable, self._parts[i])
-        made = built_state(self.inner_optimizer, list(self._seen.values()))
-        self.__dict__["_state"] = [(list(self._seen)[position], state) for position, state in made]
+        self.inner_optimizer.build(list(self._seen.values()))
         self.__dict__["_regions"] = regions
         self.__dict__["_tensor_regions"] = {i: TensorRegion(region) for i, region in regions.items()}
         self._digest = _digest(regions, len(variables))
@@ -125,19 +127,16 @@ class SelectiveOptimizer(Wrapper):
         if not self.built:
             return new
         new.build(self.trained)
-        mine, theirs = self._state_by_variable(), new._state_by_variable()
         for i in self._parts.keys() & new._parts.keys():  # in the precision of training
-            mine[i].append(self._seen[i])
-            theirs[i].append(new._seen[i])
-        for i in mine.keys() & theirs.keys():
-            olds, news = self._regions[i].flat(), new._regions[i].flat()
-            _, here, there = np.intersect1d(olds, news, assume_unique=True, return_indices=True)
-            for old, state in zip(mine[i], theirs[i]):
-                value = np.array(keras.ops.convert_to_numpy(state.value))
-                value.reshape(-1)[there] = keras.ops.convert_to_numpy(old.value).reshape(-1)[here]
-                state.assign(value)
-        for old, state in zip(self._shared_state(), new._shared_state()):
-            state.assign(old)
+            _carry(self._seen[i], self._regions[i], new._seen[i], new._regions[i])
+        mine, theirs = self._slots(), new._slots()
+        for i, kind in mine.keys() & theirs.keys():
+            for old, own in zip(mine[i, kind], theirs[i, kind]):
+                _carry(old.variable, self._regions[i], own.variable, new._regions[i], kind)
+        members = zip(*(keras_private.optimizers_in(o.inner_optimizer) for o in (self, new)))
+        for old_member, member in members:  # each by itself: how much they keep may depend on the variables
+            for old, own in zip(shared_state(old_member), shared_state(member)):
+                own.assign(old)
         return new
 
     def get_config(self) -> dict[str, Any]:
@@ -177,17 +176,14 @@ class SelectiveOptimizer(Wrapper):
             )
         super().load_own_variables({key: store[key] for key in saved if key != "selection"})
 
-    def _state_by_variable(self) -> dict[int, list[Any]]:
-        """What the inner optimizer keeps for the elements of each variable."""
-        kept: dict[int, list[Any]] = {i: [] for i in self._regions}
-        for i, state in self._state:
-            kept[i].append(state)
-        return kept
-
-    def _shared_state(self) -> list[Any]:
-        """What the inner optimizer keeps once for all elements: its count of steps, its rate."""
-        kept = {id(state) for _, state in self._state}
-        return [state for state in self.inner_optimizer.variables if id(state) not in kept]
+    def _slots(self) -> dict[tuple[int, tuple[int, ...] | None], list[Slot]]:
+        """Return the inner optimizer's slots, by the position of their variable and the axes, None for all of them."""
+        positions = {id(seen): i for i, seen in self._seen.items()}
+        slots: dict[tuple[int, tuple[int, ...] | None], list[Slot]] = {}
+        for slot in slots_of(self.inner_optimizer):
+            key = positions[id(slot.owner)], None if slot.elementwise else slot.axes
+            slots.setdefault(key, []).append(slot)
+        return slots
 
     def _matched(self, variables: list[Any]) -> dict[int, Region]:
         """The region of each variable that has one, by position. What is selected must be among the variables."""
@@ -275,6 +271,31 @@ def _wanted(selection: Any) -> list[tuple[Any, Any]]:
         "Expected a Selection, a mapping from paths to indices, or pairs (variable, index); received "
         f"{selection!r:.200} of type {type(selection).__name__}."
     )
+
+
+def _carry(old: Any, region: Region, new: Any, new_region: Region, axes: tuple[int, ...] | None = None) -> None:
+    """Copy the values of the elements that both regions have; of state along some axes, those of what both have there.
+
+    State has the shape of a region's gathered values, or that of some axes of it.
+    """
+    value, known = np.array(to_numpy(new)), to_numpy(old)
+    if axes is None:
+        here, there = _shared(region.flat(), new_region.flat())
+        value.reshape(-1)[there] = known.reshape(-1)[here]
+    else:
+        pairs = [_shared(_along(region, axis), _along(new_region, axis)) for axis in axes]
+        value[np.ix_(*(there for _, there in pairs))] = known[np.ix_(*(here for here, _ in pairs))]
+    new.assign(value)
+
+
+def _along(region: Region, axis: int) -> Any:
+    return region.axes[axis] if isinstance(region, Grid) else range(region.shape[axis])
+
+
+def _shared(olds: Any, news: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return where the entries that both have are in each of them."""
+    _, here, there = np.intersect1d(olds, news, assume_unique=True, return_indices=True)
+    return here, there
 
 
 def _trains_itself(variable: Any, region: Region) -> bool:

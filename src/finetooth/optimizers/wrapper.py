@@ -10,7 +10,6 @@ import keras
 from ..backends import backend
 from ..errors import TuningError
 from ..keras_internals import private as keras_private
-from ..keras_internals.hooks import hooked
 
 
 class Wrapper(keras.optimizers.Optimizer):
@@ -153,18 +152,3 @@ def _fits(given: Any, wanted: Any) -> bool:
 def copy_of(optimizer: keras.optimizers.Optimizer, **changes: Any) -> keras.optimizers.Optimizer:
     """A new optimizer with the same settings, but for these."""
     return type(optimizer).from_config({**optimizer.get_config(), **changes})
-
-
-def built_state(optimizer: Any, variables: list[Any], make: Any = None) -> list[tuple[int, Any]]:
-    """Build the optimizer. Returns the state it makes for each variable, by position; made by `make`, if given."""
-    made: list[tuple[int, Any]] = []
-    known = {id(variable): i for i, variable in enumerate(variables)}
-
-    def add(original: Any, reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
-        state = make(reference_variable) if make else original(reference_variable, *args, **kwargs)
-        made.append((known[id(reference_variable)], state))
-        return state
-
-    with hooked(optimizer, "add_variable_from_reference", add):
-        optimizer.build(variables)
-    return made
