@@ -17,7 +17,7 @@ import keras
 import numpy as np
 
 from finetooth.backends import backend
-from finetooth.layer_rules import elements as points
+from finetooth.layer_rules import elements
 
 SIDES = (64, 128, 256)
 
@@ -34,7 +34,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def seconds(sampler: points.Sampler, x: Any, dy: Any) -> float:
+def seconds(sampler: elements.Sampler, x: Any, dy: Any) -> float:
     """The median time of a product, with the wait for it."""
     product = compiled(sampler.product)
     times = []
@@ -63,18 +63,18 @@ def main() -> None:
     width, count, dtype = (1024, 1024, "float32") if on_cpu else (4096, 8192, "bfloat16")
     shape = (width, width)
     x, dy = (keras.ops.cast(rng.normal(size=(count, width)).astype("float32"), dtype) for _ in range(2))
-    whole = seconds(points.Dense(shape, *scattered(width, 0.01, rng)), x, dy)
+    whole = seconds(elements.WholeProduct(shape, *scattered(width, 0.01, rng)), x, dy)
     print(f"{keras.backend.backend()}, {width} x {width}, {count} rows, {dtype}: whole product {1000 * whole:.3f} ms")
 
     slopes = []
     for density in (0.001, 0.004):
-        sampled = seconds(points.Sampled(shape, *scattered(width, density, rng)), x, dy)
+        sampled = seconds(elements.SampledProduct(shape, *scattered(width, density, rng)), x, dy)
         slopes.append(sampled / whole / density)
         print(f"  {density:.1%} sampled {1000 * sampled:.3f} ms")
     by_side = []
     for side in SIDES:
         rows, columns = blocks(width, side, 1 / 16, rng)
-        block = seconds(points.Blocks(shape, rows, columns, side), x, dy)
+        block = seconds(elements.BlockProduct(shape, rows, columns, side), x, dy)
         by_side.append(block / whole / (len(rows) / width**2))
         print(f"  {len(rows) / width**2:.1%} in blocks of {side} {1000 * block:.3f} ms")
     gathered, in_block = np.polyfit([1 / side for side in SIDES], by_side, 1)

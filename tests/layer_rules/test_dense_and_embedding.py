@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import finetooth as ft
-from finetooth.layer_rules import dense as linear
-from finetooth.layer_rules.rules import rule_for
+from finetooth.layer_rules import contraction, rule_for
 from finetooth.parts.trainable import Trained
 from finetooth.regions.indexing import region_at
 
@@ -220,8 +219,8 @@ def test_rules_only_serve_what_they_know():
     ],
 )
 def test_ranges_are_widened_to_a_round_length(where, length, wide, within, monkeypatch):
-    monkeypatch.setattr(linear.backend, "alignment", lambda: 8)
-    assert linear._widened(where, length) == (wide, within)
+    monkeypatch.setattr(contraction.backend, "alignment", lambda: 8)
+    assert contraction._widened(where, length) == (wide, within)
     if within is not None:
         assert [*wide][within.start : within.stop] == [*where]
 
@@ -231,7 +230,7 @@ def test_a_widened_range_trains_what_is_selected(index, monkeypatch):
     """As on devices whose matrix units want slices of a round length."""
     results = []
     for layer_rules, alignment in ((True, 8), (True, 1), (False, 1)):
-        monkeypatch.setattr(linear.backend, "alignment", lambda alignment=alignment: alignment)
+        monkeypatch.setattr(contraction.backend, "alignment", lambda alignment=alignment: alignment)
         keras.backend.clear_session(free_memory=False)
         keras.utils.set_random_seed(0)
         model = keras.Sequential([keras.Input((16,)), L.Dense(20, "tanh", name="d"), L.Dense(2, name="h")])

@@ -6,7 +6,7 @@ import pytest
 from helpers import check_steps, moved_outside, values
 
 import finetooth as ft
-from finetooth.layer_rules import elements as points
+from finetooth.layer_rules import elements
 from finetooth.regions.region import Points
 
 L = keras.layers
@@ -34,15 +34,15 @@ MASKS = {
 @pytest.mark.parametrize("way", MASKS)
 def test_the_way_follows_from_the_density(way):
     region = Points((256, 256), np.flatnonzero(MASKS[way]))
-    assert points.sampler(region, 1).name == way
+    assert elements.sampler(region, 1).name == way
 
 
-@pytest.mark.parametrize("make", ["Dense", "Sampled", "Blocks"])
+@pytest.mark.parametrize("make", ["WholeProduct", "SampledProduct", "BlockProduct"])
 def test_each_way_gives_the_elements_of_the_product(make):
     mask = MASKS["blocks"]
     rows, columns = np.nonzero(mask)
-    side = (64,) if make == "Blocks" else ()
-    sampler = getattr(points, make)((256, 256), rows, columns, *side)
+    side = (64,) if make == "BlockProduct" else ()
+    sampler = getattr(elements, make)((256, 256), rows, columns, *side)
     x, dy = RNG.normal(size=(10, 256)), RNG.normal(size=(10, 256))
     dtype = "float32" if keras.backend.backend() == "jax" else "float64"  # which JAX has off
     given = (keras.ops.convert_to_tensor(array, dtype) for array in (x, dy))
@@ -54,14 +54,14 @@ def test_each_way_gives_the_elements_of_the_product(make):
 
 def test_the_largest_blocks_are_found_and_what_is_not_quite_blocks_is_not():
     shape = (512, 1024)
-    for side in points.BLOCKS:
+    for side in elements.BLOCKS:
         rows, columns = np.nonzero(blocks(shape, side, 2))
-        assert points._side(shape, rows, columns) >= side
+        assert elements._side(shape, rows, columns) >= side
     mask = blocks(shape, 64, 4)
     mask[np.nonzero(mask)[0][0], np.nonzero(mask)[1][0]] = False
     mask[511, 1023] = True  # as many points as before
-    assert points._side(shape, *np.nonzero(mask)) is None
-    assert points._side((100, 100), *np.nonzero(np.ones((100, 100), bool))) is None
+    assert elements._side(shape, *np.nonzero(mask)) is None
+    assert elements._side((100, 100), *np.nonzero(np.ones((100, 100), bool))) is None
 
 
 def dense(dtype):

@@ -21,7 +21,7 @@ from ..backends import backend
 from ..backends.tensor_region import TensorRegion
 from ..parts.trainable import Trained
 from ..regions.region import Grid, grid
-from . import dense as linear
+from .contraction import SLICE, contract
 from .rule import Rule
 
 PLAIN = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
@@ -83,11 +83,10 @@ class Convolution:
         box, self._margins = _box(stage, region.shape[:-2], taps)
         self._stage = stage
         self._channels = stage.channels(region.shape, rows, columns)
-        computed = (*box, *self._channels.kernel)
-        self._shape = tuple(map(len, computed))
-        self._part = _tensor_region(
-            self._shape, *(np.searchsorted(all_, own) for all_, own in zip(computed, region.axes))
-        )
+        computed = (*box, *self._channels.kernel)  # the entries of each axis of the kernel with a gradient computed,
+        self._shape = tuple(len(entries) for entries in computed)
+        selected = [np.searchsorted(entries, axis) for entries, axis in zip(computed, region.axes)]  # where in these
+        self._part = _tensor_region(self._shape, *selected)  # the selected ones are
 
     def forward(self, x: Any, kernel: Any) -> Any:
         return self._stage.apply(x, kernel)
@@ -121,14 +120,14 @@ def rule(layer: keras.Layer, parts: Collection[Trained]) -> Rule | None:
     def call(inputs: Any) -> Any:
         outputs = inputs
         for stage in stages:
-            outputs = linear.contract(*read[stage], outputs) if stage in read else stage.apply(outputs, stage.kernel)
+            outputs = contract(*read[stage], outputs) if stage in read else stage.apply(outputs, stage.kernel)
         if layer.bias is not None:
             shape = [1] * len(outputs.shape)
             shape[-1 if stages[0].channels_last else 1] = -1
             outputs = keras.ops.add(outputs, keras.ops.reshape(layer.bias, shape))
         return outputs if layer.activation is None else layer.activation(outputs)
 
-    return Rule({part: linear.NAME for _, part in read.values()}, call)
+    return Rule({part: SLICE for _, part in read.values()}, call)
 
 
 def _stages(layer: keras.Layer) -> list[Stage]:
@@ -199,7 +198,7 @@ def _transposed(shape: tuple[int, ...], rows: np.ndarray, columns: np.ndarray) -
 
 
 def _pairs(outer: np.ndarray, width: int, inner: np.ndarray) -> np.ndarray:
-    """The entries `inner` of each of the blocks `outer`, which are so wide."""
+    """The entries `inner` of each of the blocks `outer`, each `width` wide."""
     return (outer[:, None] * width + inner).ravel()
 
 

@@ -28,7 +28,7 @@ class Sampler(Protocol):
     def product(self, x: Any, dy: Any) -> Any: ...
 
 
-class Dense:
+class WholeProduct:
     """The whole product, then its elements."""
 
     name = "dense"
@@ -41,7 +41,7 @@ class Dense:
         return backend.take_points(backend.matmul(x, dy, transpose_a=True), self._points)
 
 
-class Sampled:
+class SampledProduct:
     """Each element by itself."""
 
     name = "sampled"
@@ -54,7 +54,7 @@ class Sampled:
         return backend.sampled_product(self._samples, x, dy)
 
 
-class Blocks:
+class BlockProduct:
     """Aligned square blocks, each a matrix product."""
 
     name = "blocks"
@@ -80,7 +80,12 @@ class Blocks:
 
 
 def sampler(region: Points, contracted: int) -> Sampler:
-    """The cheapest way for points of a kernel whose first so many axes are contracted with the input."""
+    """Return the cheapest way to compute these elements.
+
+    Args:
+        region: Single elements of a kernel.
+        contracted: How many of the kernel's leading axes are summed with the input.
+    """
     shape = math.prod(region.shape[:contracted]), math.prod(region.shape[contracted:])
     rows, columns = np.divmod(region.flat(), shape[1])
     density = region.size / math.prod(shape)
@@ -88,8 +93,8 @@ def sampler(region: Points, contracted: int) -> Sampler:
     costs = backend.product_costs()
     by_block = density * (costs.block + costs.gathered / side) if side else 1.0
     if side and by_block < min(1.0, density * costs.sampled):
-        return Blocks(shape, rows, columns, side)
-    return (Sampled if density * costs.sampled < 1 else Dense)(shape, rows, columns)
+        return BlockProduct(shape, rows, columns, side)
+    return (SampledProduct if density * costs.sampled < 1 else WholeProduct)(shape, rows, columns)
 
 
 def _side(shape: tuple[int, int], rows: np.ndarray, columns: np.ndarray) -> int | None:

@@ -21,8 +21,8 @@ from .rule import Rule
 NAME = "rows"
 
 
-class Rows:
-    """Which row of the part each token reads, or -1: the selected rows of a table, ready for the backend."""
+class RowSlots:
+    """The row of the part that each token reads, or -1, as a tensor for the backend."""
 
     def __init__(self, part: Trained):
         rows, vocabulary = np.asarray(part.region.axes[0]), part.region.shape[0]  # type: ignore[attr-defined]
@@ -32,7 +32,7 @@ class Rows:
         self._slots = keras.ops.convert_to_tensor(slots)
 
     def slots(self, tokens: Any) -> Any:
-        """The part's row for each token; -1 where the token's row is frozen."""
+        """Return the part's row for each token; -1 where the token's row is frozen."""
         return keras.ops.take(self._slots, tokens, axis=0)
 
 
@@ -51,7 +51,7 @@ def rows_of(layer: keras.Layer, parts: Collection[Trained]) -> Trained | None:
 
 def reader(layer: keras.Layer, part: Trained) -> Callable[[Any], Any]:
     """A look-up as the layer's, with the table read as base and part."""
-    rows = Rows(part)
+    rows = RowSlots(part)
 
     def call(inputs: Any) -> Any:
         known = keras.backend.standardize_dtype(inputs.dtype) in ("int32", "int64")

@@ -12,8 +12,8 @@ import keras
 
 from ..parts.trainable import Trained
 from ..regions.region import Grid
-from . import dense as linear
 from . import embedding
+from .contraction import SLICE, Einsum, GridContraction, contract
 from .rule import Rule
 
 
@@ -23,7 +23,7 @@ def rule(layer: keras.Layer, parts: Collection[Trained]) -> Rule | None:
         return None  # the mask that it sets itself is beyond a public call
     rows = embedding.rows_of(layer, parts)
     outputs = rows if layer.tie_weights else _own_projection(layer, parts)
-    names = {part: name for part, name in ((outputs, linear.NAME), (rows, embedding.NAME)) if part is not None}
+    names = {part: name for part, name in ((outputs, SLICE), (rows, embedding.NAME)) if part is not None}
     if not names:
         return None
     look_up = embedding.reader(layer, rows) if rows is not None else None
@@ -35,8 +35,8 @@ def rule(layer: keras.Layer, parts: Collection[Trained]) -> Rule | None:
         if outputs is None:
             return keras.layers.ReversibleEmbedding.call(layer, inputs, reverse=True)
         free = "abcdefgh"[: len(inputs.shape) - 1]
-        operation = linear.GridContraction(linear.Einsum(free + "Y", kernel, free + "Z"), False, outputs)
-        logits = linear.contract(operation, outputs, inputs, layer.reverse_dtype)
+        operation = GridContraction(Einsum(free + "Y", kernel, free + "Z"), False, outputs)
+        logits = contract(operation, outputs, inputs, layer.reverse_dtype)
         cap = layer.logit_soft_cap
         return logits if cap is None else keras.ops.tanh(logits / cap) * cap
 

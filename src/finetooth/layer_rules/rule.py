@@ -1,4 +1,4 @@
-"""What a rule is: a layer's own call, reading parts of the layer's variables at a cost that follows the parts."""
+"""Rule: a call in place of a layer's own."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ import keras
 from ..backends.tensor_region import wide
 from ..keras_internals import private as keras_private
 from ..keras_internals.weights import selectable, weights_by_path
+from ..layer_rules import rule_for
 from ..layer_rules.rule import Rule
-from ..layer_rules.rules import rule_for
 from ..parts.trainable import Trained
 from ..regions.region import Region, Whole
 from ..selection.selection import Selection
