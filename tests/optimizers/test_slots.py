@@ -83,11 +83,12 @@ def test_a_step_is_changed_by_a_slot_for_its_owner_alone(name, wrapper):
     in_slots = {id(slot.variable) for slot in found}
     assert len(in_slots) == len(found)
     assert {id(v) for v in optimizer.variables} == in_slots | {id(v) for v in shared_state(optimizer)}
-    assert all(not v.shape for v in shared_state(optimizer))
+    assert all(len(v.shape) == 0 for v in shared_state(optimizer))
 
     untracked = [v for o in optimizers_in(optimizer) for v in vars(o).values() if isinstance(v, keras.Variable)]
     everything = [*variables, *optimizer.variables, *untracked]  # Nadam's product, if something else builds Nadam
-    optimizer.apply(gradients(variables), variables)
+    apply = getattr(optimizer, "inner_optimizer", optimizer).apply  # on JAX, Keras scales losses in compiled steps only
+    apply(gradients(variables), variables)
     start = [np.array(to_numpy(v)) for v in everything]
 
     def stepped(changed):
@@ -95,7 +96,7 @@ def test_a_step_is_changed_by_a_slot_for_its_owner_alone(name, wrapper):
             variable.assign(value)
         for slot in changed:
             slot.variable.assign(ops.convert_to_tensor(slot.variable) * -100.0)  # a square root of it is no number
-        optimizer.apply(gradients(variables, 3), variables)
+        apply(gradients(variables, 3), variables)
         return [np.array(to_numpy(v)) for v in variables]
 
     plain = stepped([])

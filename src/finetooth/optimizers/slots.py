@@ -93,7 +93,7 @@ def _found(optimizer: Any) -> list[Slot]:
             role: Any = "accumulator" if id(twin) in accumulators else "state"
             slots.append(Slot(variable, owner, optimizer, axes, begins, role))
     for variable in rest:
-        if variable.shape:
+        if len(variable.shape):
             raise _unknown(optimizer, variable.name, variable.shape)
     return slots
 
@@ -120,7 +120,7 @@ class _StandIn(keras.Variable):
 
 def _unbuilt_copy(optimizer: Any) -> Any:
     # Keras reads the learning rate for the configuration, and JAX may have taken its value.
-    with keras.StatelessScope([(v, ops.zeros((), v.dtype)) for v in optimizer.variables if not v.shape]):
+    with keras.StatelessScope([(v, ops.zeros((), v.dtype)) for v in optimizer.variables if not len(v.shape)]):
         config = optimizer.get_config()
     if "learning_rate" in config:
         config["learning_rate"] = 0.0  # a schedule or a function need not be copied
@@ -180,7 +180,7 @@ def _next_like(twin: Any, shape: tuple[int, ...], rest: Iterator[Any], optimizer
     for variable in rest:
         if variable.name == twin.name and tuple(variable.shape) == shape:
             return variable
-        if variable.shape:
+        if len(variable.shape):
             break
     raise _unknown(optimizer, twin.name, shape)
 
