@@ -15,6 +15,7 @@ from ..errors import BatchError
 from ..keras_internals import private as keras_private
 from ..keras_internals.hooks import hooked
 from ..keras_internals.masks import mask_of
+from ..parts.composed import Composed
 from .evaluate import losses_of, state_scope
 from .keep import KeepRule, ScoredBatch
 from .memory import BatchMemory
@@ -205,7 +206,7 @@ def _is_product(layer: keras.Layer) -> bool:
         type(layer) is keras.layers.Dense
         and layer.activation is keras.activations.linear
         and not (layer.lora_enabled or layer.quantization_mode)
-        and all(v.trainable and not hasattr(v, keras_private.COMPOSED) for v in _weights(layer))
+        and all(v.trainable and not isinstance(v, Composed) for v in _weights(layer))
     )
 
 

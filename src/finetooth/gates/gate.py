@@ -14,6 +14,7 @@ from ..errors import GateError
 from ..keras_internals import private as keras_private
 from ..keras_internals.masks import keeping_mask
 from ..keras_internals.weights import selectable
+from ..parts.composed import Composed
 from ..selection.heads import head_axes, head_counts
 from . import branches as passage
 from . import conditions
@@ -128,7 +129,7 @@ class Gate(keras.layers.Wrapper):
         _, group = head_counts(self.layer)
         axes = head_axes(self.layer)
         for path, variable in selectable(self.layer).items():
-            if hasattr(variable, keras_private.COMPOSED):
+            if isinstance(variable, Composed):
                 raise GateError(f"{path!r} is tuned in part: a per_head gate closes whole heads. Leave per_head out.")
             if path in axes:
                 place = axes[path]

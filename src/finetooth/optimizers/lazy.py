@@ -12,7 +12,6 @@ from ..backends import backend
 from ..errors import TuningError
 from ..keras_internals import private as keras_private
 from ..keras_internals.hooks import hooked
-from .rows import Rows
 from .slots import slots_of
 from .wrapper import Wrapper, copy_of
 
@@ -135,6 +134,38 @@ class LazyOptimizer(Wrapper):
         limit = self.inner_optimizer.global_clipnorm
         scale = limit / keras.ops.maximum(norm, limit)
         return [g if g is None else backend.scale_gradient(g, scale) for g in grads]
+
+
+class Rows(keras.Variable):
+    """A variable for the rows of another that a batch uses: it has the shape of what it was last assigned.
+
+    It holds nothing between steps.
+    """
+
+    def __init__(self, like: Any):
+        dtype = keras.backend.standardize_dtype(like.dtype)
+        name = str(like.name).replace("/", "_").replace(":", "_")
+        with backend.outside_of_graphs():
+            super().__init__(np.zeros((0, *like.shape[1:])), dtype=dtype, trainable=False, name=f"{name}_rows")
+        self._rows: Any = None
+
+    @property
+    def value(self) -> Any:
+        return super().value if self._rows is None else self._rows
+
+    @property
+    def shape(self) -> Any:
+        return self.value.shape  # of the backend's own kind, which Keras' operations for TensorFlow insist on
+
+    def assign(self, value: Any) -> Any:
+        fits = keras.backend.standardize_dtype(value.dtype) == self.dtype  # a cast to the same is not free on PyTorch
+        self._rows = value if fits else keras.ops.cast(value, self.dtype)
+        return self._rows
+
+    def taken(self) -> Any:
+        """Return the rows, and forget them."""
+        rows, self._rows = self.value, None
+        return rows
 
 
 def _built_for_rows(optimizer: Any, rows: list[Rows]) -> list[Rows]:

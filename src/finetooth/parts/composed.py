@@ -1,8 +1,6 @@
-"""The universal read: while tuned, a variable's value *is* its base merged with its part, whoever reads it.
+"""The composed read: while tuned, a variable's value is its base merged with its part, for every reader.
 
-The variable keeps its identity and gets a class of its own for the time being, derived from the one it had. So layers,
-regularizers, a model's own `train_step`, a tied head, `numpy()` and `save` all see the merged tensor, with a gradient
-that reaches the part alone, and no layer needs to know.
+The variable keeps its identity and is of another class for as long; `README.md` says why, and what that relies on.
 """
 
 from __future__ import annotations
@@ -109,7 +107,8 @@ class Composed:
 
 @functools.cache
 def _with(mixin: Any, kind: Any) -> type:
-    return type(kind.__name__, (mixin, kind), {"__module__": kind.__module__})
+    """Return a class derived from both, such as `ComposedVariable`."""
+    return type(f"{mixin.__name__}{kind.__name__}", (mixin, kind), {"__module__": kind.__module__})
 
 
 @contextmanager
@@ -154,14 +153,14 @@ def settle(part: Trained) -> None:
 
 @contextmanager
 def frozen(variable: keras.Variable) -> Iterator[None]:
-    """While open, no layer can assign to the variable."""
+    """Context manager: no layer can assign to the variable."""
     with as_kind(variable, Frozen):
         yield
 
 
 @contextmanager
 def as_kind(variable: Any, mixin: type) -> Iterator[None]:
-    """Context manager: the variable is of a class of its own, derived from the mixin and the class it had."""
+    """Context manager: the variable's class is derived from the mixin and the class it had, and named after both."""
     kind = type(variable)
     variable.__class__ = _with(mixin, kind)  # type: ignore[arg-type]
     try:

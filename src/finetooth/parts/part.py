@@ -16,6 +16,7 @@ from ..errors import PartError
 from ..keras_internals import private as keras_private
 from ..keras_internals.weights import index_to_numpy
 from ..regions.indexing import resolve_index
+from .composed import Composed
 
 
 class Part:
@@ -201,7 +202,7 @@ def _check_variable(variable: Any) -> None:
 
 
 def _check_not_tuned(variable: Any, name: str) -> None:
-    if keras_private.COMPOSED in getattr(variable, "__dict__", ()):
+    if isinstance(variable, Composed):
         raise PartError(f"{name!r} is being tuned: its values are its tuning's. Call finish() or revert() first.")
 
 
