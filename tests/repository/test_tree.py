@@ -27,6 +27,7 @@ FRAMEWORK_FREE = (
     "selection.patterns",
     "selection.selection",
     "patches.patch",
+    "tuning.table",
     "cli.main",
     "cli.start",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Literal
@@ -13,7 +13,6 @@ import keras
 
 from ..backends import backend
 from ..backends.tensor_region import read_region, write_region
-from ..display.format import share, size
 from ..display.table import Shown, Table
 from ..errors import TuningError
 from ..keras_internals import private as keras_private
@@ -27,6 +26,7 @@ from .attach import attached
 from .optimizing import remember, remembered
 from .plan import plan_tuning
 from .split import Split, splitting
+from .table import PartFacts, tuning_table
 from .verify import Snapshot, Verification
 
 _KEPT = "_finetooth_tuning"
@@ -189,39 +189,17 @@ class Tuning(Shown):
         self.finish()
 
     def table(self) -> Table:
-        """What trains, how it is read, and what it costs."""
-        weights = self.selection.weights
-        rows = []
-        for path, region in self.selection.items():
-            part = self._parts.get(path)
-            dtype = weights[path].dtype
-            trained_as = keras.backend.standardize_dtype(part.variable.dtype) if part else dtype
-            shown = dtype if trained_as == dtype else f"{dtype} as {trained_as}"
-            of_variable = share(region.size, weights[path].size)
-            rows.append((path, region.text(), f"{region.size:,}", of_variable, shown, self._gradient(path)))
-        return Table(
-            title=f"Tuning {self.model.name!r}" + ("" if self.active else " (finished)"),
-            columns=("variable", "trains", "elements", "of it", "dtype", "gradient"),
-            rows=rows,
-            right=("elements", "of it"),
-            caption=self._caption(),
-        )
-
-    def _gradient(self, path: str) -> str:
-        """How the gradient of a selected variable is computed."""
-        return self._rules.get(self._parts[path], "dense") if path in self._parts else "own"
-
-    def _caption(self) -> Sequence[str]:
-        selection = self.selection
+        """Return a table of what trains, how its gradient is computed, and what it costs."""
         by_lora = keras_private.lora_ids(self.model)
-        lora = [path for path, variable in weights_by_path(self.model).items() if id(variable) in by_lora]
-        frozen = [path for path in lora if path not in selection]
-        return (
-            f"trains {selection.size:,} of {selection.total:,} elements ({share(selection.size, selection.total)}); "
-            f"{size(4 * selection.size)} for each optimizer slot, such as a momentum",
-            "gradient: own, as in plain Keras; dense, of all of it, then gathered; any other, of the part alone",
-            f"statistics that move: {', '.join(self._plan.moving) or 'none'}",
-            *([f"LoRA variables that stay frozen: {', '.join(frozen) or 'none'}"] if lora else []),
+        return tuning_table(
+            f"Tuning {self.model.name!r}" + ("" if self.active else " (finished)"),
+            self.selection,
+            {
+                path: PartFacts(keras.backend.standardize_dtype(part.variable.dtype), self._rules.get(part, "dense"))
+                for path, part in self._parts.items()
+            },
+            self._plan.moving,
+            [path for path, variable in weights_by_path(self.model).items() if id(variable) in by_lora],
         )
 
     def summary(self) -> None:
