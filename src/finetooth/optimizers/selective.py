@@ -51,8 +51,7 @@ class SelectiveOptimizer(Wrapper):
         # Past Keras' tracking, which wraps lists and dictionaries.
         self.__dict__["_wanted"] = _wanted(selection)
         self.__dict__["_paths"] = _paths_known_to(selection)  # of all variables to come, in order, or empty
-        self.__dict__["_parts"] = {}
-        self.__dict__["_seen"] = {}  # what the inner optimizer is given in the place of each variable, by position
+        self.__dict__["_selected"] = {}  # the variables that are trained, by position
 
     def build(self, variables: Sequence[Any]) -> None:
         """Make the small variables for the selected elements, and the inner optimizer's state for them."""
@@ -62,17 +61,14 @@ class SelectiveOptimizer(Wrapper):
         regions = self._matched(variables)
         for i, variable in enumerate(variables):
             if getattr(variable, "overwrite_with_gradient", False):
-                self._seen[i] = variable  # its gradient simply replaces it
+                self._selected[i] = _Selected(variable, regions.get(i))  # its gradient simply replaces it
             elif i in regions:
                 check_trainable(variable, _name(variable))
-                if _trains_itself(variable, regions[i]):
-                    self._seen[i] = variable
-                    continue
-                self._parts[i] = Part(variable, regions[i])
-                self._seen[i] = self._compact_variable(variable, self._parts[i])
-        self.inner_optimizer.build(list(self._seen.values()))
-        self.__dict__["_regions"] = regions
-        self.__dict__["_tensor_regions"] = {i: TensorRegion(region) for i, region in regions.items()}
+                self._selected[i] = _Selected(variable, regions[i])
+                if not _trains_itself(variable, regions[i]):
+                    part = Part(variable, regions[i])
+                    self._selected[i].train_apart(part, self._compact_variable(variable, part))
+        self.inner_optimizer.build([selected.trained for selected in self._selected.values()])
         self._digest = _digest(regions, len(variables))
         self.build_wrapper(variables)
 
@@ -113,7 +109,7 @@ class SelectiveOptimizer(Wrapper):
             return
         positions = self.positions(var_list, var_list)
         self._refresh(positions)
-        self.inner_optimizer.finalize_variable_values(list(self._seen.values()))
+        self.inner_optimizer.finalize_variable_values([selected.trained for selected in self._selected.values()])
         self._write(positions)
 
     def reselected(self, selection: Any) -> SelectiveOptimizer:
@@ -127,21 +123,27 @@ class SelectiveOptimizer(Wrapper):
         if not self.built:
             return new
         new.build(self.trained)
-        for i in self._parts.keys() & new._parts.keys():  # in the precision of training
-            _carry(self._seen[i], self._regions[i], new._seen[i], new._regions[i])
+        for i in self._selected.keys() & new._selected.keys():
+            old, own = self._selected[i], new._selected[i]
+            if old.part is not None and own.part is not None:
+                _carry(old.trained, old.region, own.trained, own.region)  # in the precision of training
         mine, theirs = self._slots(), new._slots()
         for i, kind in mine.keys() & theirs.keys():
-            for old, own in zip(mine[i, kind], theirs[i, kind]):
-                _carry(old.variable, self._regions[i], own.variable, new._regions[i], kind)
+            regions = self._selected[i].region, new._selected[i].region
+            if None not in regions:
+                for had, has in zip(mine[i, kind], theirs[i, kind]):
+                    _carry(had.variable, regions[0], has.variable, regions[1], kind)
         members = zip(*(keras_private.optimizers_in(o.inner_optimizer) for o in (self, new)))
         for old_member, member in members:  # each by itself: how much they keep may depend on the variables
-            for old, own in zip(shared_state(old_member), shared_state(member)):
-                own.assign(old)
+            for state, copied in zip(shared_state(old_member), shared_state(member)):
+                copied.assign(state)
         return new
 
     def get_config(self) -> dict[str, Any]:
         selection: dict[str, Any] = {}
-        matched = [(self._paths[i], region) for i, region in self._regions.items()] if self.built else self._wanted
+        matched = self._wanted
+        if self.built:
+            matched = [(self._paths[i], one.region) for i, one in self._selected.items() if one.region is not None]
         for key, index in matched:
             name = _name(key)
             shape = index.shape if isinstance(index, Region) else getattr(key, "shape", None)
@@ -178,7 +180,7 @@ class SelectiveOptimizer(Wrapper):
 
     def _slots(self) -> dict[tuple[int, tuple[int, ...] | None], list[Slot]]:
         """Return the inner optimizer's slots, by the position of their variable and the axes, None for all of them."""
-        positions = {id(seen): i for i, seen in self._seen.items()}
+        positions = {id(selected.trained): i for i, selected in self._selected.items()}
         slots: dict[tuple[int, tuple[int, ...] | None], list[Slot]] = {}
         for slot in slots_of(self.inner_optimizer):
             key = positions[id(slot.owner)], None if slot.elementwise else slot.axes
@@ -221,39 +223,65 @@ class SelectiveOptimizer(Wrapper):
         return compact
 
     def _refresh(self, positions: Iterable[int]) -> None:
-        """Somebody may have changed the variables since. What still agrees keeps the precision it was trained in."""
+        """Read variables that were assigned elsewhere since the last step."""
         for i in positions:
-            if i in self._parts:
-                part, compact = self._parts[i], self._seen[i]
-                now, known = part.read(), keras.ops.convert_to_tensor(compact)
-                same = keras.ops.equal(keras.ops.cast(known, now.dtype), now)
-                assign_whole(compact, keras.ops.where(same, known, keras.ops.cast(now, compact.dtype)))
+            if i in self._selected:
+                self._selected[i].refresh()
 
     def _inner_pairs(
         self, grads: Sequence[Any], positions: Sequence[int], leave_out_missing: bool = True
     ) -> list[tuple[Any, Any]]:
         pairs = []
         for i, gradient in zip(positions, grads):
-            seen = self._seen.get(i)
-            if seen is None or (gradient is None and leave_out_missing):
-                continue
-            if gradient is not None and i in self._regions:
-                gradient = keras.ops.cast(self._tensor_regions[i].gather_gradient(gradient), seen.dtype)
-            pairs.append((gradient, seen))
+            if i in self._selected and not (gradient is None and leave_out_missing):
+                pairs.append((self._selected[i].gathered(gradient), self._selected[i].trained))
         return pairs
 
     def _write(self, positions: Iterable[int]) -> None:
         for i in positions:
-            if i not in self._parts:
-                continue
-            part, value = self._parts[i], keras.ops.convert_to_tensor(self._seen[i])
-            value = keras.ops.cast(value, keras.backend.standardize_dtype(self.trained[i].dtype))
-            constraint = getattr(self.trained[i], "constraint", None)
-            if constraint is not None:
-                whole = keras.ops.convert_to_tensor(self.trained[i])
-                value = part.gather(constraint(part.tensor_region.scatter(whole, value)))
-                assign_whole(self._seen[i], keras.ops.cast(value, self._seen[i].dtype))
-            part.assign(value)
+            if i in self._selected:
+                self._selected[i].write()
+
+
+class _Selected:
+    """One of the variables, with the region of it that is trained: by itself, or by a small variable in its place."""
+
+    def __init__(self, variable: Any, region: Region | None):
+        self.variable = variable
+        self.region = region
+        self.trained = variable  # what the inner optimizer is given
+        self.part: Part | None = None
+        self._tensor_region = None if region is None else TensorRegion(region)
+
+    def train_apart(self, part: Part, trained: Any) -> None:
+        """Train the part by another variable."""
+        self.part, self.trained = part, trained
+
+    def gathered(self, gradient: Any) -> Any:
+        """Return the gradient of the trained variable, given that of the whole one."""
+        if gradient is None or self._tensor_region is None:
+            return gradient
+        return keras.ops.cast(self._tensor_region.gather_gradient(gradient), self.trained.dtype)
+
+    def refresh(self) -> None:
+        """Read the variable; elements that it holds as they were written keep the precision of training."""
+        if self.part is not None:
+            now, known = self.part.read(), keras.ops.convert_to_tensor(self.trained)
+            same = keras.ops.equal(keras.ops.cast(known, now.dtype), now)
+            assign_whole(self.trained, keras.ops.where(same, known, keras.ops.cast(now, self.trained.dtype)))
+
+    def write(self) -> None:
+        """Write what was trained, constrained as the whole variable is."""
+        if self.part is None:
+            return
+        value = keras.ops.convert_to_tensor(self.trained)
+        value = keras.ops.cast(value, keras.backend.standardize_dtype(self.variable.dtype))
+        constraint = getattr(self.variable, "constraint", None)
+        if constraint is not None:
+            whole = keras.ops.convert_to_tensor(self.variable)
+            value = self.part.gather(constraint(self.part.tensor_region.scatter(whole, value)))
+            assign_whole(self.trained, keras.ops.cast(value, self.trained.dtype))
+        self.part.assign(value)
 
 
 def _wanted(selection: Any) -> list[tuple[Any, Any]]:
