@@ -5,6 +5,7 @@ from contextlib import ExitStack
 import keras
 
 from finetooth.keras_internals import private as keras_private
+from finetooth.keras_internals import scopes
 from finetooth.keras_internals.hooks import hooked
 
 
@@ -119,13 +120,13 @@ def test_the_outermost_layer_of_a_call_is_known_and_a_bare_stateless_call_leaves
 def test_the_current_value_is_that_of_the_scope_and_scopes_can_be_left():
     variable = keras.Variable([1.0, 2.0])
     with keras.StatelessScope([(variable, keras.ops.zeros(2))]):
-        assert keras.ops.convert_to_numpy(keras_private.current_value(variable)).tolist() == [0.0, 0.0]
-        with keras_private.outside_of_scopes():
+        assert keras.ops.convert_to_numpy(scopes.current_value(variable)).tolist() == [0.0, 0.0]
+        with scopes.outside_of_scopes():
             assert keras.ops.convert_to_numpy(variable).tolist() == [1.0, 2.0]
             assert keras.Variable(1.0).shape == ()
         assert keras.ops.convert_to_numpy(variable).tolist() == [0.0, 0.0]
-    assert keras.ops.convert_to_numpy(keras_private.current_value(variable)).tolist() == [1.0, 2.0]
-    assert not keras_private.in_stateless_scope()
+    assert keras.ops.convert_to_numpy(scopes.current_value(variable)).tolist() == [1.0, 2.0]
+    assert not scopes.in_stateless_scope()
 
 
 def test_losses_that_a_layer_has_added_can_be_forgotten():

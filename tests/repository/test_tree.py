@@ -158,6 +158,7 @@ def test_rules_for_every_file(file):
     called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     assert not called & {"eval", "exec", "compile", "__import__"}
     assert not any(isinstance(node, ast.Assert) for node in ast.walk(tree))
+    assert name == "keras_internals.marks" or '"_finetooth_' not in source
     assert len(source.splitlines()) <= 360
     if name not in ("keras_internals.private", "keras_internals.scopes"):
         allowed = OF_TORCH if name.startswith("backends.torch") else set()

@@ -14,6 +14,7 @@ from keras import ops
 
 from ..backends import backend
 from ..keras_internals import private as keras_private
+from ..keras_internals import scopes
 from ..keras_internals.masks import keeping_mask, mask_of, with_mask
 
 # The gradient of an open gate's flag. Its square is zero in float32, so it changes no norm that a loop computes of all
@@ -21,25 +22,6 @@ from ..keras_internals.masks import keeping_mask, mask_of, with_mask
 FAINT = 2.0**-80
 
 AddLoss = Callable[[Any], None]
-
-
-class _Scope(keras.StatelessScope):
-    """Nothing is assigned, but noted; variables have the values given here, or those they have outside."""
-
-    def __init__(self, values: Sequence[tuple[keras.Variable, Any]] = ()):
-        super().__init__(collect_losses=True, initialize_variables=False)
-        self.assigned: dict[int, keras.Variable] = {}
-        for variable, value in values:
-            super().add_update((variable, value))
-
-    def add_update(self, update: Any) -> None:
-        self.assigned[id(update[0])] = update[0]
-        super().add_update(update)
-
-    def get_current_value(self, variable: keras.Variable) -> Any:
-        value = super().get_current_value(variable)
-        outside = self.original_scope
-        return outside.get_current_value(variable) if value is None and outside is not None else value
 
 
 def choose(
@@ -58,7 +40,7 @@ def choose(
     losses: list[Any] = []
 
     def when_open() -> Any:
-        with _Scope() as scope:
+        with scopes.scopes.AssignmentScope(collect_losses=True) as scope:
             outputs[:] = [live()]
         assigned[:] = scope.assigned.values()
         losses[:] = scope.losses
@@ -71,7 +53,7 @@ def choose(
         flat = keras.tree.flatten([closed()])
         masks = [_mask_or_ones(flat[i], rank) for i, rank in masked.items()]
         zeros = [ops.zeros(loss.shape, loss.dtype) for loss in losses]
-        return flat, masks, [keras_private.current_value(v) for v in assigned], zeros
+        return flat, masks, [scopes.current_value(v) for v in assigned], zeros
 
     flat, masks, values, added = backend.branch(condition, when_open, when_closed)
     if layer is not None:
@@ -101,7 +83,8 @@ def held(call: Callable[..., Any], args: Any, kwargs: Any, layer: keras.Layer | 
     Nothing is assigned, and nothing added to the loss.
     """
     floating = [] if layer is None else [v for v in layer.variables if keras.backend.is_float_dtype(v.dtype)]
-    with _Scope([(v, ops.stop_gradient(keras_private.current_value(v))) for v in floating]):
+    values = [(v, ops.stop_gradient(scopes.current_value(v))) for v in floating]
+    with scopes.scopes.AssignmentScope(values, collect_losses=True):
         outputs = call(*args, **kwargs)
     if layer is not None:
         keras_private.forget_losses(layer)
@@ -151,7 +134,7 @@ def with_weights(
     layer: keras.Layer, args: Any, kwargs: Any, weights: Sequence[tuple[keras.Variable, Any]], add_loss: AddLoss
 ) -> Any:
     """What the layer returns if these of its weights are what is given here."""
-    with _Scope(weights) as scope:
+    with scopes.scopes.AssignmentScope(weights, collect_losses=True) as scope:
         outputs = layer(*args, **kwargs)
     keras_private.forget_losses(layer)
     _settle([(v, scope.get_current_value(v)) for v in scope.assigned.values()], scope.losses, add_loss)

@@ -11,7 +11,7 @@ from keras import ops
 
 from ..backends import backend
 from ..errors import GateError
-from ..keras_internals import private as keras_private
+from ..keras_internals import marks, scopes
 from ..keras_internals.masks import keeping_mask
 from ..keras_internals.weights import selectable
 from ..parts.composed import Composed
@@ -21,7 +21,6 @@ from . import conditions
 from . import optimizer as gating
 
 MODES = ("frozen", "stop", "skip")
-_IN_GATE = "_finetooth_in_gate"  # attribute of layers that are behind a gate: it
 
 
 @keras.saving.register_keras_serializable(package="finetooth")
@@ -70,13 +69,13 @@ class Gate(keras.layers.Wrapper):
             raise GateError(f"A Gate is around a Keras layer; received {layer!r}. For functions there is ft.gate.")
         _check_mode(closed, bypass)
         conditions.check_when(when)
-        other = layer.__dict__.get(_IN_GATE, lambda: None)()
+        other = layer.__dict__.get(marks.IN_GATE, lambda: None)()
         if other is not None:
             raise GateError(f"{layer.name!r} is behind the gate {other.name!r} already. Call that gate once more.")
         # What dtype the layer takes is its own affair, and conditions are not to be rounded.
         super().__init__(layer, **{"dtype": layer.dtype_policy, **kwargs, "autocast": False})
-        layer.__dict__[_IN_GATE] = weakref.ref(self)
-        self.__dict__[keras_private.GATE] = True
+        layer.__dict__[marks.IN_GATE] = weakref.ref(self)
+        self.__dict__[marks.GATE] = True
         self.heads = head_counts(layer)[0] if per_head else 0
         self.when, self.closed, self.bypass, self.seed = when, closed, bypass, seed
         self.supports_masking = layer.supports_masking
@@ -100,7 +99,7 @@ class Gate(keras.layers.Wrapper):
             self.bypass.build(input_shape)
         shape = (self.heads,) if self.heads else ()
         self.flag = self.add_weight(shape, initializer="zeros", dtype="float32", autocast=False, name="open")
-        setattr(self.flag, keras_private.FLAG_OF, weakref.ref(self))
+        setattr(self.flag, marks.FLAG_OF, weakref.ref(self))
         if isinstance(self.when, keras.Variable):
             conditions.settle(self.when)
         elif callable(self.when):
@@ -201,7 +200,7 @@ class Gate(keras.layers.Wrapper):
     def _by_head(self, opened: Any, args: Any, kwargs: Any) -> Any:
         if backend.concrete(ops.all(opened)):
             return self.layer(*args, **kwargs)
-        masks = {id(v): (v, mask, keras_private.current_value(v)) for v, mask in self.masks(opened)}.values()
+        masks = {id(v): (v, mask, scopes.current_value(v)) for v, mask in self.masks(opened)}.values()
         if self.closed == "frozen":
             weights = [(v, ops.where(mask, w, ops.stop_gradient(w))) for v, mask, w in masks]
         else:

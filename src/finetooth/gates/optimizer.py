@@ -13,11 +13,10 @@ from keras import ops
 
 from ..backends import backend
 from ..errors import GateError, TuningError
+from ..keras_internals import marks, scopes
 from ..keras_internals import private as keras_private
 from ..optimizers.slots import slots_of
 from ..optimizers.wrapper import Wrapper
-
-GUARDED = "_finetooth_guarded"  # attribute of optimizers that know gates
 
 
 def guard(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
@@ -50,7 +49,7 @@ def running_models(layer: keras.Layer) -> list[keras.Layer]:
     of it; it is found on the stack, with the model whose training step this is.
     """
     models = [keras_private.entry_layer(layer)]
-    if not keras_private.in_stateless_scope():
+    if not scopes.in_stateless_scope():
         return models
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
@@ -64,10 +63,10 @@ def running_models(layer: keras.Layer) -> list[keras.Layer]:
 
 def _replace(optimizer: Any, **methods: Callable[..., None]) -> None:
     """Replace methods of an optimizer, once and for good: without gates it does what it did."""
-    if GUARDED in optimizer.__dict__:
+    if marks.GUARDED in optimizer.__dict__:
         return
     replaced = {name: functools.partial(new, optimizer, getattr(optimizer, name)) for name, new in methods.items()}
-    optimizer.__dict__.update({GUARDED: True, **replaced})  # past Keras' tracking on TensorFlow
+    optimizer.__dict__.update({marks.GUARDED: True, **replaced})  # past Keras' tracking on TensorFlow
 
 
 def _apply_scaled(optimizer: Any, original: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
@@ -81,14 +80,14 @@ def _stateless_apply_scaled(optimizer: Any, original: Any, state: Any, grads: Se
 
 def _amplified(grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     """The gradients, with those of flags as large as ones: no scale that they are divided by makes them zeros."""
-    is_flag = [g is not None and hasattr(v, keras_private.FLAG_OF) for g, v in zip(grads, variables)]
+    is_flag = [g is not None and hasattr(v, marks.FLAG_OF) for g, v in zip(grads, variables)]
     return [ops.sign(g) if flag else g for g, flag in zip(grads, is_flag)]
 
 
 def _apply(optimizer: Any, original: Any, grads: Sequence[Any], trainable_variables: Any = None) -> None:
     variables = keras_private.trained_by(optimizer) if trainable_variables is None else list(trainable_variables)
     grads = list(grads)
-    flags = [i for i, v in enumerate(variables) if hasattr(v, keras_private.FLAG_OF) and grads[i] is not None]
+    flags = [i for i, v in enumerate(variables) if hasattr(v, marks.FLAG_OF) and grads[i] is not None]
     masks = _masks([(variables[i], grads[i]) for i in flags])
     for i in flags:
         grads[i] = ops.zeros_like(grads[i])  # so the flag stays as it is, and counts in no norm
@@ -143,7 +142,7 @@ def _masks(flags: list[tuple[Any, Any]]) -> dict[int, Any]:
     """Where each weight behind a gate that is, or may be, closed is open; by the weight's id."""
     masks: dict[int, Any] = {}
     for flag, gradient in flags:
-        gate = getattr(flag, keras_private.FLAG_OF)()
+        gate = getattr(flag, marks.FLAG_OF)()
         opened = gradient > 0  # also where the loss was scaled, or the gate was called twice
         if gate is None or backend.concrete(ops.all(opened)):
             continue

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from . import marks
+
 _MISSING = object()
-_CHAIN = "_finetooth_chain"  # attribute of the functions that stand in for hooked methods
 
 
 @contextmanager
@@ -45,14 +46,14 @@ class _Chain:
             return call(*args, **kwargs)
 
         self._installed = installed
-        installed.__dict__[_CHAIN] = self
+        installed.__dict__[marks.CHAIN] = self
         owner.__dict__[name] = installed
 
     @classmethod
     def at(cls, owner: Any, name: str) -> _Chain:
         """Return the chain that is installed as `owner.name`, or install a new one around the present method."""
         current = owner.__dict__.get(name)
-        chain = getattr(current, _CHAIN, None)
+        chain = getattr(current, marks.CHAIN, None)
         # A user's function that wraps ours with `functools.wraps` carries our attribute, too, and is not ours.
         return chain if chain is not None and chain._installed is current else cls(owner, name)
 

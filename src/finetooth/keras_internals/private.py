@@ -1,26 +1,22 @@
 """The private names of Keras that finetooth cannot do without. Nothing else in the package uses any.
 
 Keras has no public way to list the layers inside a layer, to tell a statistic from a weight that someone froze, to add
-a variable to a built layer, or to walk the graph of a model. `tests/test_keras_private.py` and `tests/test_prefix.py`
+a variable to a built layer, or to walk the graph of a model. `tests/keras_internals/test_private.py` and `tests/tuning`
 fail when one of these moves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import keras
 
-PART = "_finetooth_part"  # attribute of the compact variables, which are no weights of the model
-COMPOSED = "_finetooth_composed_with"  # attribute of variables that are read as base and part
+from . import marks
+
 JAX_STATE = ("jax_state_sync", "_get_jax_state")  # by which `fit` on JAX takes and returns what variables hold
 TORCH_PARAMETERS = ("_torch_params", "_track_variables")  # what a layer on PyTorch lists, and what makes the list
-TUNED = "_finetooth_tuned"  # attribute of layers, and of variables, of models that are being tuned
 SET = "_setattr_hook"  # the method by which a layer hears of every attribute that is set on it
-GATE = "_finetooth_gate"  # attribute of gates, whose own variables are no weights of the model
-FLAG_OF = "_finetooth_flag_of"  # attribute of the variable by which a gate tells optimizers whether it is open
 
 
 def layers_of(layer: keras.Layer) -> list[keras.Layer]:
@@ -80,22 +76,11 @@ def raw_value(variable: keras.Variable) -> Any:
     return variable._value
 
 
-def in_stateless_scope() -> bool:
-    """Whether variables have other values than their own just now."""
-    with keras.StatelessScope(initialize_variables=False) as scope:
-        return scope.original_scope is not None
-
-
-def has_scoped_value(variable: keras.Variable) -> bool:
-    """Whether the variable has another value than its own, in the stateless scope that is open."""
-    with keras.StatelessScope(initialize_variables=False) as scope:
-        outside = scope.original_scope
-    return outside is not None and outside.get_current_value(variable) is not None
-
-
 def is_tuned(model: keras.Layer) -> bool:
     """Whether the model, or a layer or weight of it, is being tuned."""
-    return any(TUNED in layer.__dict__ for layer in layers_of(model)) or any(hasattr(v, TUNED) for v in model.weights)
+    return any(marks.TUNED in layer.__dict__ for layer in layers_of(model)) or any(
+        hasattr(v, marks.TUNED) for v in model.weights
+    )
 
 
 def calls_of(model: keras.Model) -> list[Any] | None:
@@ -183,33 +168,9 @@ def metrics_in(model: keras.Model) -> list[keras.metrics.Metric]:
     return model._metrics
 
 
-def current_value(variable: keras.Variable) -> Any:
-    """The tensor that the variable holds just now, in a scope or by itself: not cast, not composed."""
-    with keras.StatelessScope(initialize_variables=False) as scope:
-        outside = scope.original_scope
-    value = None if outside is None else outside.get_current_value(variable)
-    return keras.ops.convert_to_tensor(variable._value if value is None else value)
-
-
 def never_cast(variable: keras.Variable) -> None:
     """Let the variable be read as it is, also in a layer that computes in another precision."""
     variable._autocast = False
-
-
-@contextmanager
-def outside_of_scopes() -> Iterator[None]:
-    """While open, variables can be made, and hold their own values."""
-
-    def switch_to(scope: Any) -> Any:
-        with keras.StatelessScope(initialize_variables=False) as switch:
-            before, switch.original_scope = switch.original_scope, scope
-        return before
-
-    before = switch_to(None)
-    try:
-        yield
-    finally:
-        switch_to(before)
 
 
 def entry_layer(layer: keras.Layer) -> keras.Layer:

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 
 from ..errors import SelectionError
+from . import marks
 from . import private as keras_private
 
 
@@ -32,10 +33,10 @@ def weights_by_path(layer: keras.Layer) -> dict[str, keras.Variable]:
         )
     paths = _paths(layer) if isinstance(layer, keras.Model) else {}
     named: dict[str, keras.Variable] = {}
-    gates = [inner for inner in keras_private.layers_of(layer) if hasattr(inner, keras_private.GATE)]
+    gates = [inner for inner in keras_private.layers_of(layer) if hasattr(inner, marks.GATE)]
     of_gates = {id(v) for gate in gates for v in keras_private.own_variables(gate)}  # whether they are open
     for variable in layer.weights:
-        if hasattr(variable, keras_private.PART) or id(variable) in of_gates:
+        if hasattr(variable, marks.PART) or id(variable) in of_gates:
             continue
         path = name = paths.get(id(variable), variable.path)
         count = 1

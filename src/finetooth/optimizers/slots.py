@@ -14,6 +14,7 @@ from keras import ops
 from ..backends import backend
 from ..errors import TuningError
 from ..keras_internals import private as keras_private
+from ..keras_internals import scopes
 from ..keras_internals.hooks import hooked
 from ..keras_internals.weights import to_numpy
 
@@ -71,7 +72,7 @@ def _found(optimizer: Any) -> list[Slot]:
     trained = keras_private.trained_by(optimizer)
     with ExitStack() as stack:
         stack.enter_context(backend.outside_of_graphs())
-        stack.enter_context(keras_private.outside_of_scopes())
+        stack.enter_context(scopes.outside_of_scopes())
         stand_ins = [_StandIn(variable) for variable in trained]
         copy = _unbuilt_copy(optimizer)
         made = _made_by_building(copy, stand_ins)

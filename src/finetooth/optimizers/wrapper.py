@@ -9,7 +9,7 @@ import keras
 
 from ..backends import backend
 from ..errors import TuningError
-from ..keras_internals import private as keras_private
+from ..keras_internals import marks
 
 
 class Wrapper(keras.optimizers.Optimizer):
@@ -134,7 +134,7 @@ class Wrapper(keras.optimizers.Optimizer):
 
 def _check_not_frozen(variables: Sequence[Any]) -> None:
     """No optimizer moves what a tuning keeps as it is, or trains in a part."""
-    frozen = [v for v in variables if hasattr(v, keras_private.TUNED) and not v.trainable]
+    frozen = [v for v in variables if hasattr(v, marks.TUNED) and not v.trainable]
     if frozen:
         raise TuningError(
             f"{frozen[0].path!r} is frozen while its model is being tuned. Call finish() or revert() first, or train "

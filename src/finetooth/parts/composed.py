@@ -14,6 +14,7 @@ from typing import Any
 import keras
 
 from ..backends import backend
+from ..keras_internals import marks, scopes
 from ..keras_internals import private as keras_private
 from .trainable import Trained
 
@@ -48,7 +49,7 @@ class Composed:
         composed = _state.composed.get(id(self))
         if composed is not None and keras.backend.standardize_dtype(composed.dtype) == self.dtype:  # type: ignore[attr-defined]
             return composed
-        part: Trained = self.__dict__[keras_private.COMPOSED]
+        part: Trained = self.__dict__[marks.COMPOSED]
         merged_already = id(self) in _state.live
         held = not merged_already and part.link.holds_merged()
         value = keras.ops.convert_to_tensor(super().value)  # type: ignore[misc]
@@ -64,8 +65,8 @@ class Composed:
         with base_only():
             assigned = super().assign(value)  # type: ignore[misc]
         if not own_state:
-            part: Trained = self.__dict__[keras_private.COMPOSED]
-            if keras_private.in_stateless_scope():
+            part: Trained = self.__dict__[marks.COMPOSED]
+            if scopes.in_stateless_scope():
                 part.load(assigned)
             else:
                 part.link.base_assigned(assigned)
@@ -96,7 +97,7 @@ class Composed:
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         """What is saved with the variable: the part with a function, which reads it, but not in a checkpoint."""
         children = super()._trackable_children(save_type, **kwargs)  # type: ignore[misc]
-        part: Trained = self.__dict__[keras_private.COMPOSED]
+        part: Trained = self.__dict__[marks.COMPOSED]
         return {**children, "part": part.variable} if save_type == "savedmodel" else children
 
     @property
@@ -135,12 +136,12 @@ def merged(part: Trained) -> Any:
 @contextmanager
 def composed(part: Trained) -> Iterator[None]:
     """Context manager: the base variable reads as base merged with part."""
-    part.base.__dict__[keras_private.COMPOSED] = part
+    part.base.__dict__[marks.COMPOSED] = part
     try:
         with as_kind(part.base, Composed), part.link.opened():
             yield
     finally:
-        del part.base.__dict__[keras_private.COMPOSED]
+        del part.base.__dict__[marks.COMPOSED]
 
 
 def settle(part: Trained) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from ..backends import backend
 from ..backends.tensor_region import TensorRegion, assign_whole, wide
 from ..errors import PartError
-from ..keras_internals import private as keras_private
+from ..keras_internals import marks
 from ..keras_internals.weights import index_to_numpy
 from ..regions.indexing import resolve_index
 from .composed import Composed
@@ -97,7 +97,7 @@ class Part:
         with backend.outside_of_graphs():
             value = keras.ops.cast(self.read(), wide(self._dtype))
             variable = backend.trainable_like(base, value, f"{self._name.replace('/', '_')}_part")
-        setattr(variable, keras_private.PART, True)
+        setattr(variable, marks.PART, True)
         return variable
 
     def merged(self, value: Any = None) -> Any:
@@ -183,13 +183,13 @@ def check_trainable(variable: Any, name: str) -> None:
     if not keras.backend.is_float_dtype(dtype):
         raise PartError(f"{name!r} holds {dtype}, which gradients do not train. Use read and assign.")
     if not getattr(variable, "trainable", getattr(variable, "requires_grad", True)):
-        if hasattr(variable, keras_private.TUNED):
+        if hasattr(variable, marks.TUNED):
             raise PartError(f"{name!r} is frozen while its model is being tuned. Call finish() or revert() first.")
         raise PartError(f"{name!r} is not trainable. Make it so, or use read and assign.")
 
 
 def _check_variable(variable: Any) -> None:
-    if isinstance(variable, Part) or hasattr(variable, keras_private.PART):
+    if isinstance(variable, Part) or hasattr(variable, marks.PART):
         raise PartError(
             "A part of a part is not possible. Make one Part of the whole variable, of the elements wanted."
         )

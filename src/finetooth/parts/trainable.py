@@ -10,6 +10,7 @@ import numpy as np
 
 from ..backends import backend
 from ..backends.tensor_region import TensorRegion, wide
+from ..keras_internals import marks
 from ..keras_internals import private as keras_private
 from ..regions import bits
 from ..regions.region import Region
@@ -35,7 +36,7 @@ class Trained:
         else:
             self.variable = variable
             self._reset(value)
-        setattr(self.variable, keras_private.PART, True)
+        setattr(self.variable, marks.PART, True)
         self.link = backend.Link(self)
         if base.regularizer is not None:
             self.variable.regularizer = lambda _: base.regularizer(base.value)

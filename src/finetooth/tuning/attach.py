@@ -15,6 +15,7 @@ import keras
 
 from ..backends import backend
 from ..backends.failed_steps import guarded_steps
+from ..keras_internals import marks
 from ..keras_internals import private as keras_private
 from ..keras_internals.hooks import hooked
 from ..keras_internals.weights import weights_by_path
@@ -96,11 +97,11 @@ def _merged(parts: Collection[Trained], names: Mapping[Trained, str]) -> list[Tr
 @contextmanager
 def _marked_as_tuned(layer: keras.Layer) -> Iterator[None]:
     """Context manager: the layer carries the mark by which a second tuning is refused."""
-    layer.__dict__[keras_private.TUNED] = True
+    layer.__dict__[marks.TUNED] = True
     try:
         yield
     finally:
-        del layer.__dict__[keras_private.TUNED]
+        del layer.__dict__[marks.TUNED]
 
 
 @contextmanager

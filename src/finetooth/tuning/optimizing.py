@@ -11,6 +11,7 @@ import keras
 
 from ..backends import backend
 from ..errors import TuningError
+from ..keras_internals import marks
 from ..keras_internals import private as keras_private
 from ..optimizers.wrapper import Wrapper, copy_of
 from ..parts.trainable import Trained
@@ -42,7 +43,7 @@ def renewed_after(model: keras.Model) -> Iterator[None]:
     finally:
         optimizer = getattr(model, "optimizer", None)
         if _is_built(optimizer) and not _steps(optimizer) and not isinstance(optimizer, Wrapper):
-            if any(hasattr(variable, keras_private.PART) for variable in keras_private.trained_by(optimizer)):
+            if any(hasattr(variable, marks.PART) for variable in keras_private.trained_by(optimizer)):
                 keras_private.unbuild(optimizer, copy_of(optimizer))
 
 

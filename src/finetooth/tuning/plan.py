@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import keras
 
 from ..backends.tensor_region import wide
+from ..keras_internals import marks
 from ..keras_internals import private as keras_private
 from ..keras_internals.weights import selectable, weights_by_path
 from ..layer_rules import rule_for
@@ -74,7 +75,7 @@ def _moving_statistics(model: keras.Model, selected: Collection[keras.Variable])
 
 def _statistics_of(layer: keras.Layer) -> list[keras.Variable]:
     """Return the layer's own weights that were not created to be trained, such as moving means."""
-    if hasattr(layer, keras_private.GATE):
+    if hasattr(layer, marks.GATE):
         return []
     trained = {id(v) for v in keras_private.made_trainable(layer)}
     return [v for v in keras_private.own_variables(layer) if id(v) not in trained]
@@ -127,7 +128,7 @@ def plan_layers(
         free: The variables without a part that may move: selected as a whole, or statistics.
         rules: The layers that read parts by a rule.
     """
-    gates = [layer for layer in layers if hasattr(layer, keras_private.GATE)]
+    gates = [layer for layer in layers if hasattr(layer, marks.GATE)]
     flags = [variable for gate in gates for variable in keras_private.own_variables(gate)]
     may_move = {id(v) for v in (*(part.base for part in parts), *free, *flags)}
     # What is behind a gate is composed there: made outside, it would have a gradient also while the gate is closed.

@@ -13,10 +13,10 @@ from typing import Any
 
 import keras
 
+from ..keras_internals import marks
 from ..keras_internals import private as keras_private
 from ..keras_internals.hooks import hooked
 
-_VIEW = "_finetooth_plain_view"  # attribute of layers that are being tuned
 View = Callable[[], AbstractContextManager[None]]
 
 
@@ -37,12 +37,12 @@ def plain_files() -> Iterator[None]:
 def plain_view(layers: Collection[keras.Layer], view: View) -> Iterator[None]:
     """Context manager: the legacy HDF5 functions see the layers within `view()`, as they are when not tuned."""
     for layer in layers:
-        layer.__dict__[_VIEW] = view
+        layer.__dict__[marks.PLAIN_VIEW] = view
     try:
         yield
     finally:
         for layer in layers:
-            del layer.__dict__[_VIEW]
+            del layer.__dict__[marks.PLAIN_VIEW]
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def _leave_out(member: keras.optimizers.Optimizer, optimizer: keras.optimizers.O
 
 def _holds_parts(optimizer: keras.optimizers.Optimizer) -> bool:
     """Whether the optimizer was built for parts: the state of a part does not fit the variable it belongs to."""
-    return any(hasattr(variable, keras_private.PART) for variable in keras_private.trained_by(optimizer))
+    return any(hasattr(variable, marks.PART) for variable in keras_private.trained_by(optimizer))
 
 
 def _save_state(original: Any, saveable: Any, *args: Any, **kwargs: Any) -> None:
@@ -101,7 +101,7 @@ def _as_plain_model(original: Any, *args: Any, **kwargs: Any) -> Any:
     model = next(value for value in (*args, *kwargs.values()) if isinstance(value, keras.Layer))
     layers = keras_private.layers_of(model)
     # Taken off meanwhile: each tuning has hooked the function, and a view is opened once.
-    views = {layer: layer.__dict__.pop(_VIEW) for layer in layers if _VIEW in layer.__dict__}
+    views = {layer: layer.__dict__.pop(marks.PLAIN_VIEW) for layer in layers if marks.PLAIN_VIEW in layer.__dict__}
     try:
         with ExitStack() as stack:
             for view in set(views.values()):
@@ -109,4 +109,4 @@ def _as_plain_model(original: Any, *args: Any, **kwargs: Any) -> Any:
             return original(*args, **kwargs)
     finally:
         for layer, view in views.items():
-            layer.__dict__[_VIEW] = view
+            layer.__dict__[marks.PLAIN_VIEW] = view

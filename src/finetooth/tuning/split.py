@@ -15,6 +15,7 @@ import numpy as np
 from ..display.format import size
 from ..display.table import Shown, Table
 from ..errors import TuningError
+from ..keras_internals import marks
 from ..parts.trainable import Trained
 from . import split_check as exactness
 from .attach import sharing
@@ -22,7 +23,6 @@ from .feature_store import feature_store
 from .split_graph import Cut, cut
 from .split_models import alone, halves, prefix
 
-_WHOLE = "_finetooth_whole"
 _CHECKED = 4  # examples; enough to see that they are mixed, few enough to run as in training without a compiler
 
 
@@ -189,8 +189,8 @@ def splitting(
         lower, upper = stack.enter_context(halves(place))
         split = Split(place, lower, upper)
         for half in (lower, upper):  # whoever holds one of them need not hold the model, and with it the tuning
-            half.__dict__[_WHOLE] = model
-            stack.callback(half.__dict__.pop, _WHOLE)
+            half.__dict__[marks.WHOLE] = model
+            stack.callback(half.__dict__.pop, marks.WHOLE)
         stack.callback(split._close)
         stack.enter_context(sharing(lower, (), rules))
         stack.enter_context(sharing(upper, parts, rules))

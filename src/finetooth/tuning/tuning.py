@@ -15,6 +15,7 @@ from ..backends import backend
 from ..backends.tensor_region import read_region, write_region
 from ..display.table import Shown, Table
 from ..errors import TuningError
+from ..keras_internals import marks
 from ..keras_internals import private as keras_private
 from ..keras_internals.weights import weights_by_path
 from ..parts.composed import settle
@@ -29,7 +30,6 @@ from .split import Split, splitting
 from .table import PartFacts, tuning_table
 from .verify import Snapshot, Verification
 
-_KEPT = "_finetooth_tuning"
 _active: weakref.WeakSet[Tuning] = weakref.WeakSet()
 
 
@@ -227,13 +227,13 @@ class Tuning(Shown):
 @contextmanager
 def _kept_with(model: keras.Model, tuning: Tuning) -> Iterator[None]:
     """The model keeps its tuning: one that nobody holds on to must not end by itself."""
-    model.__dict__[_KEPT] = tuning
+    model.__dict__[marks.TUNING] = tuning
     _active.add(tuning)
     try:
         yield
     finally:
         _active.discard(tuning)
-        del model.__dict__[_KEPT]
+        del model.__dict__[marks.TUNING]
 
 
 @atexit.register

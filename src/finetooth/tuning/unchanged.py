@@ -13,6 +13,7 @@ from typing import Any
 import keras
 
 from ..errors import TuningError
+from ..keras_internals import marks
 from ..keras_internals import private as keras_private
 from ..keras_internals.hooks import hooked
 from ..keras_internals.weights import weights_by_path
@@ -36,7 +37,7 @@ class Kept:
     trainable = keras.Variable.trainable.setter(_refuse_trainable)
 
 
-setattr(Kept, keras_private.TUNED, True)
+setattr(Kept, marks.TUNED, True)
 
 
 @contextmanager

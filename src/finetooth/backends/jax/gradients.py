@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import keras
 from jax.experimental.sparse import BCOO
 
+from ...keras_internals import scopes
 from ..contract import LinkedPart, Operation, RowSlots
 
 
@@ -70,23 +71,11 @@ def mask_gradient(gradient: Any, mask: jax.Array) -> Any:
     return jnp.where(mask, gradient, 0)
 
 
-class _Collecting(keras.StatelessScope):
-    """A scope that knows which variables were assigned to."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.assigned: dict[int, keras.Variable] = {}
-
-    def add_update(self, update: Any) -> None:
-        self.assigned[id(update[0])] = update[0]
-        super().add_update(update)
-
-
 def forward_with_gradients(function: Callable[[], tuple[jax.Array, Any]], sources: Sequence[keras.Variable]) -> Any:
     assigned: list[keras.Variable] = []
 
     def run(values: list[jax.Array]) -> Any:
-        with _Collecting(state_mapping=list(zip(sources, values))) as scope:
+        with scopes.AssignmentScope(zip(sources, values), initialize_variables=True) as scope:
             loss, more = function()
             assigned[:] = scope.assigned.values()
             return loss, (more, [scope.get_current_value(variable) for variable in assigned])

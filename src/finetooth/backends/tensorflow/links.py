@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from ...errors import TuningError
 from ...keras_internals import private as keras_private
+from ...keras_internals import scopes
 from ...keras_internals.hooks import hooked
 from ..contract import LinkedPart
 from .tensors import replaced
@@ -129,7 +130,7 @@ class Link:
         self._pairs = [_Pair(part.tensor_region, base, compact) for base, compact in zip(bases, compacts, strict=True)]
 
     def holds_merged(self) -> bool:
-        return not any(keras_private.has_scoped_value(v) for v in (self._part.base, self._part.variable))
+        return not any(scopes.has_scoped_value(v) for v in (self._part.base, self._part.variable))
 
     def alias(self, value: tf.Tensor) -> tf.Tensor:
         region = self._part.tensor_region

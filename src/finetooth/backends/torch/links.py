@@ -17,6 +17,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ...keras_internals import private as keras_private
+from ...keras_internals import scopes
 from ..contract import LinkedPart
 from .writes import write_in_place
 
@@ -49,7 +50,7 @@ class Link:
 
     def holds_merged(self) -> bool:
         part = self._part
-        if torch.compiler.is_compiling() or any(map(keras_private.has_scoped_value, (part.base, part.variable))):
+        if torch.compiler.is_compiling() or any(map(scopes.has_scoped_value, (part.base, part.variable))):
             return False
         now = self._state()
         if self._written is not None and now[2:] != self._written[2:]:

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import torch
 
+from ...keras_internals import marks
 from ...keras_internals import private as keras_private
 from ...keras_internals.hooks import hooked
 
@@ -38,7 +39,7 @@ class _Parameters(torch.nn.ParameterDict):
 
     def _composed(self) -> dict[str, Any]:
         """The parts, by the names of their bases."""
-        found = {name: base.__dict__.get(keras_private.COMPOSED) for name, base in self._bases.items()}
+        found = {name: base.__dict__.get(marks.COMPOSED) for name, base in self._bases.items()}
         return {name: part for name, part in found.items() if part is not None}
 
     @contextmanager
@@ -61,7 +62,7 @@ def parameters_listed(layer: keras.Layer, variables: list[keras.Variable]) -> It
 
     def track_variables(original: Any) -> None:
         # Keras lists `variable.value`, which for a composed variable is a merged copy and no parameter.
-        bases = {variable.path: variable for variable in layer.variables if not hasattr(variable, keras_private.PART)}
+        bases = {variable.path: variable for variable in layer.variables if not hasattr(variable, marks.PART)}
         named = bases | {f"{variable.path}@{id(variable)}": variable for variable in variables}
         parameters = {name: keras_private.raw_value(variable) for name, variable in named.items()}
         parts = [keras_private.raw_value(variable) for variable in variables]

@@ -8,7 +8,7 @@ import keras
 import torch
 
 from ...errors import PartError
-from ...keras_internals import private as keras_private
+from ...keras_internals import scopes
 from ..defaults import native_of
 from .writes import write_in_place
 
@@ -29,7 +29,7 @@ def read(variable: Any, region: TensorRegion) -> torch.Tensor:
 
 def write(variable: Any, region: TensorRegion, compact: torch.Tensor) -> Any:
     target = native_of(variable)
-    if isinstance(variable, keras.Variable) and keras_private.in_stateless_scope():
+    if isinstance(variable, keras.Variable) and scopes.in_stateless_scope():
         variable.assign(region.scatter(target, compact))
         return variable
     with torch.no_grad():
@@ -61,7 +61,7 @@ def read_rows(variable: Any, rows: torch.Tensor) -> torch.Tensor:
 
 
 def write_rows(variable: Any, rows: torch.Tensor, values: torch.Tensor) -> None:
-    if keras_private.in_stateless_scope():
+    if scopes.in_stateless_scope():
         variable.assign(variable.value.detach().index_copy(0, rows, values))
         return
     with torch.no_grad():
