@@ -1,6 +1,6 @@
 """Scopes of Keras in which variables have other values than their own.
 
-`original_scope`, `add_update` and `get_current_value` of a `keras.StatelessScope` are undocumented names without underscore.
+They use undocumented names of `keras.StatelessScope`: `original_scope`, `add_update`, `get_current_value`.
 """
 
 from __future__ import annotations
