@@ -40,7 +40,7 @@ def choose(
     losses: list[Any] = []
 
     def when_open() -> Any:
-        with scopes.scopes.scopes.AssignmentScope(collect_losses=True) as scope:
+        with scopes.AssignmentScope(collect_losses=True) as scope:
             outputs[:] = [live()]
         assigned[:] = scope.assigned.values()
         losses[:] = scope.losses
@@ -84,7 +84,7 @@ def held(call: Callable[..., Any], args: Any, kwargs: Any, layer: keras.Layer | 
     """
     floating = [] if layer is None else [v for v in layer.variables if keras.backend.is_float_dtype(v.dtype)]
     values = [(v, ops.stop_gradient(scopes.current_value(v))) for v in floating]
-    with scopes.scopes.scopes.AssignmentScope(values, collect_losses=True):
+    with scopes.AssignmentScope(values, collect_losses=True):
         outputs = call(*args, **kwargs)
     if layer is not None:
         keras_private.forget_losses(layer)
@@ -134,7 +134,7 @@ def with_weights(
     layer: keras.Layer, args: Any, kwargs: Any, weights: Sequence[tuple[keras.Variable, Any]], add_loss: AddLoss
 ) -> Any:
     """What the layer returns if these of its weights are what is given here."""
-    with scopes.scopes.scopes.AssignmentScope(weights, collect_losses=True) as scope:
+    with scopes.AssignmentScope(weights, collect_losses=True) as scope:
         outputs = layer(*args, **kwargs)
     keras_private.forget_losses(layer)
     _settle([(v, scope.get_current_value(v)) for v in scope.assigned.values()], scope.losses, add_loss)

@@ -18,4 +18,5 @@ IN_GATE = "_finetooth_in_gate"  # a layer that is behind a gate: a reference to 
 
 # On optimizers and functions
 GUARDED = "_finetooth_guarded"  # an optimizer that knows gates: what they remember of its state
+SLOTS = "_finetooth_slots"  # an optimizer: the variables it had when its slots were found, and the slots
 CHAIN = "_finetooth_chain"  # a function that stands in for a hooked method: the chain of hooks

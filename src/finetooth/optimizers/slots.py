@@ -13,13 +13,12 @@ from keras import ops
 
 from ..backends import backend
 from ..errors import TuningError
+from ..keras_internals import marks, scopes
 from ..keras_internals import private as keras_private
-from ..keras_internals import scopes
 from ..keras_internals.hooks import hooked
 from ..keras_internals.weights import to_numpy
 
 LENGTHS = (2, 3, 5, 7, 11, 13, 17, 19)  # of the axes of stand-ins: the shape of a slot says which axes it has
-KNOWN = "_finetooth_slots"  # attribute of optimizers: the variables they had when their slots were found, and the slots
 
 
 class Slot(NamedTuple):
@@ -61,10 +60,10 @@ def shared_state(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
 
 def _slots_held_by(optimizer: Any) -> Sequence[Slot]:
     present = [*keras_private.trained_by(optimizer), *optimizer.variables]
-    known, slots = optimizer.__dict__.get(KNOWN, ([], []))
+    known, slots = optimizer.__dict__.get(marks.SLOTS, ([], []))
     if len(known) != len(present) or any(a is not b for a, b in zip(known, present)):
         slots = _found(optimizer)
-        optimizer.__dict__[KNOWN] = present, slots  # past Keras' tracking on TensorFlow
+        optimizer.__dict__[marks.SLOTS] = present, slots  # past Keras' tracking on TensorFlow
     return slots
 
 
