@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import finetooth as ft
 from finetooth.layer_rules import contraction, rule_for
-from finetooth.parts.trainable import Trained
+from finetooth.parts.trainable import TrainablePart
 from finetooth.regions.indexing import region_at
 
 L = keras.layers
@@ -358,9 +358,9 @@ def test_a_table_whose_rows_train_is_never_composed(monkeypatch):
     x, y = np.random.default_rng(0).integers(0, 30, (16, 4)), np.zeros((16, 4, 1))
     with ft.tune(model, "table/embeddings[:5]"):
         model.compile("adam", "mse")
-        composed, merge = [], Trained.merge
+        composed, merge = [], TrainablePart.merge
         with monkeypatch.context() as patch:
-            patch.setattr(Trained, "merge", lambda part, *args: composed.append(1) or merge(part, *args))
+            patch.setattr(TrainablePart, "merge", lambda part, *args: composed.append(1) or merge(part, *args))
             model.fit(x, y, epochs=2, verbose=0)
             model.evaluate(x, y, verbose=0)
             assert not composed

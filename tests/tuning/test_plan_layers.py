@@ -7,7 +7,7 @@ from helpers import values
 
 import finetooth as ft
 from finetooth.keras_internals import private as keras_private
-from finetooth.parts.trainable import Trained
+from finetooth.parts.trainable import TrainablePart
 from finetooth.tuning.plan import plan_layers, plan_tuning, rules_of
 
 L = keras.layers
@@ -18,7 +18,7 @@ def planned(model, *what, statistics="frozen", layer_rules=True):
     selection = ft.select(model, *what)
     plan = plan_tuning(model, selection, statistics)
     parts = [
-        Trained(v, selection[path], selection[path].gather(keras.ops.convert_to_numpy(v)))
+        TrainablePart(v, selection[path], selection[path].gather(keras.ops.convert_to_numpy(v)))
         for path, v in plan.in_parts.items()
     ]
     layers = {layer: frozenset(id(v) for v in layer.weights) for layer in keras_private.layers_of(model)}

@@ -35,7 +35,7 @@ class ProductCosts(NamedTuple):
 
 
 class LinkedPart(Protocol):
-    """The part of a base variable, as a backend sees it: `parts.trainable.Trained`."""
+    """The part of a base variable, as a backend sees it: `parts.trainable.TrainablePart`."""
 
     base: keras.Variable
     variable: keras.Variable

@@ -9,14 +9,14 @@ from collections.abc import Collection
 
 import keras
 
-from ..parts.trainable import Trained
+from ..parts.trainable import TrainablePart
 from . import convolution, dense, embedding, reversible_embedding
 from .rule import Rule
 
 FAMILIES = (dense, convolution, embedding, reversible_embedding)
 
 
-def rule_for(layer: keras.Layer, parts: Collection[Trained]) -> Rule | None:
+def rule_for(layer: keras.Layer, parts: Collection[TrainablePart]) -> Rule | None:
     """Return the rule for parts of variables that the layer owns; None where only the composed read will do."""
     rules = (family.rule(layer, parts) for family in FAMILIES)
     return next((rule for rule in rules if rule is not None), None)

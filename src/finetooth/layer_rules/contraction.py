@@ -15,7 +15,7 @@ import keras
 
 from ..backends import backend
 from ..parts import composed as compose
-from ..parts.trainable import Trained
+from ..parts.trainable import TrainablePart
 from .elements import Sampler
 
 SLICE = "slice"  # the name of reading a grid of a kernel, in tables
@@ -74,7 +74,7 @@ class GridContraction(Contraction):
     Matrix units want slices of a round length: a range is widened to one, and the surplus is cut off the product.
     """
 
-    def __init__(self, einsum: Einsum, plain: bool, part: Trained):
+    def __init__(self, einsum: Einsum, plain: bool, part: TrainablePart):
         super().__init__(einsum, plain)
         self._axes = [(axis, *_widened(where, part.base.shape[axis])) for axis, where in part.tensor_region.axes]
 
@@ -129,7 +129,7 @@ class PointContraction(Contraction):
         return self.sampler.product(keras.ops.reshape(kept, (-1, rows)), keras.ops.reshape(dy, (-1, columns)))
 
 
-def contract(operation: Any, part: Trained, x: Any, dtype: str | None = None) -> Any:
+def contract(operation: Any, part: TrainablePart, x: Any, dtype: str | None = None) -> Any:
     """Return the operation on x and the part's merged variable, with a gradient for the part alone."""
     kernel = compose.merged(part)
     if dtype is not None or x.dtype != kernel.dtype:  # Keras promotes what differs

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..backends import backend
 from ..backends.tensor_region import TensorRegion
-from ..parts.trainable import Trained
+from ..parts.trainable import TrainablePart
 from ..regions.region import Grid, grid
 from .contraction import SLICE, contract
 from .rule import Rule
@@ -105,7 +105,7 @@ class Convolution:
         return self._part.gather(backend.linear_vjp(small, keras.ops.zeros(self._shape, dy.dtype), dy))
 
 
-def rule(layer: keras.Layer, parts: Collection[Trained]) -> Rule | None:
+def rule(layer: keras.Layer, parts: Collection[TrainablePart]) -> Rule | None:
     """The rule for a stock layer of which grids of kernels are selected; a kernel without is read as ever."""
     stages = _stages(layer)
     read = {

@@ -7,14 +7,14 @@ from typing import Any
 
 import keras
 
-from ..parts.trainable import Trained
+from ..parts.trainable import TrainablePart
 from ..regions.region import Grid, Points
 from . import elements
 from .contraction import SLICE, Contraction, Einsum, GridContraction, PointContraction, contract
 from .rule import Rule
 
 
-def rule(layer: keras.Layer, parts: Collection[Trained]) -> Rule | None:
+def rule(layer: keras.Layer, parts: Collection[TrainablePart]) -> Rule | None:
     """Return the rule for a stock layer, if it has one; a subclass may read its kernel in any way."""
     if type(layer) not in (keras.layers.Dense, keras.layers.EinsumDense):
         return None
@@ -39,7 +39,7 @@ def rule(layer: keras.Layer, parts: Collection[Trained]) -> Rule | None:
     return Rule({part: name}, call)
 
 
-def _making(layer: keras.Layer, part: Trained) -> tuple[str, Callable[[int], Contraction]] | None:
+def _making(layer: keras.Layer, part: TrainablePart) -> tuple[str, Callable[[int], Contraction]] | None:
     """Return the name of the way in which the part is read, and a function from an input's rank to the operation."""
     plain = isinstance(layer, keras.layers.Dense)
     einsum = _einsum(layer, len(part.region.shape) + 1)

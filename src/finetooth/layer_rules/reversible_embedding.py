@@ -10,14 +10,14 @@ from typing import Any
 
 import keras
 
-from ..parts.trainable import Trained
+from ..parts.trainable import TrainablePart
 from ..regions.region import Grid
 from . import embedding
 from .contraction import SLICE, Einsum, GridContraction, contract
 from .rule import Rule
 
 
-def rule(layer: keras.Layer, parts: Collection[Trained]) -> Rule | None:
+def rule(layer: keras.Layer, parts: Collection[TrainablePart]) -> Rule | None:
     """The rule for a stock layer: whole rows of its table, any grid of a projection of its own."""
     if type(layer) is not keras.layers.ReversibleEmbedding or layer.mask_zero:
         return None  # the mask that it sets itself is beyond a public call
@@ -43,6 +43,6 @@ def rule(layer: keras.Layer, parts: Collection[Trained]) -> Rule | None:
     return Rule(names, call)
 
 
-def _own_projection(layer: keras.Layer, parts: Collection[Trained]) -> Trained | None:
+def _own_projection(layer: keras.Layer, parts: Collection[TrainablePart]) -> TrainablePart | None:
     own = (part for part in parts if part.base is layer.reverse_embeddings)
     return next((part for part in own if isinstance(part.region, Grid)), None)

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..parts.trainable import Trained
+from ..parts.trainable import TrainablePart
 
 
 @dataclass(frozen=True)
 class Rule:
     """A call in place of the layer's, and for each part that it reads the name of the way it does so."""
 
-    parts: Mapping[Trained, str]
+    parts: Mapping[TrainablePart, str]
     call: Callable[..., Any]

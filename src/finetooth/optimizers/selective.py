@@ -13,12 +13,11 @@ import numpy as np
 from ..backends.tensor_region import TensorRegion, assign_whole, wide
 from ..errors import TuningError
 from ..keras_internals import private as keras_private
-from ..keras_internals.weights import to_numpy
 from ..parts.part import Part, check_trainable
 from ..regions.indexing import resolve_index
-from ..regions.region import Grid, Region, Whole
+from ..regions.region import Region, Whole
 from ..selection.selection import Selection
-from .slots import Slot, shared_state, slots_of
+from .slots import Slot, carry, shared_state, slots_of
 from .wrapper import Wrapper, copy_of
 
 
@@ -126,13 +125,13 @@ class SelectiveOptimizer(Wrapper):
         for i in self._selected.keys() & new._selected.keys():
             old, own = self._selected[i], new._selected[i]
             if old.part is not None and own.part is not None:
-                _carry(old.trained, old.region, own.trained, own.region)  # in the precision of training
+                carry(old.trained, old.region, own.trained, own.region)  # in the precision of training
         mine, theirs = self._slots(), new._slots()
         for i, kind in mine.keys() & theirs.keys():
             regions = self._selected[i].region, new._selected[i].region
             if None not in regions:
                 for had, has in zip(mine[i, kind], theirs[i, kind]):
-                    _carry(had.variable, regions[0], has.variable, regions[1], kind)
+                    carry(had.variable, regions[0], has.variable, regions[1], kind)
         members = zip(*(keras_private.optimizers_in(o.inner_optimizer) for o in (self, new)))
         for old_member, member in members:  # each by itself: how much they keep may depend on the variables
             for state, copied in zip(shared_state(old_member), shared_state(member)):
@@ -299,31 +298,6 @@ def _wanted(selection: Any) -> list[tuple[Any, Any]]:
         "Expected a Selection, a mapping from paths to indices, or pairs (variable, index); received "
         f"{selection!r:.200} of type {type(selection).__name__}."
     )
-
-
-def _carry(old: Any, region: Region, new: Any, new_region: Region, axes: tuple[int, ...] | None = None) -> None:
-    """Copy the values of the elements that both regions have; of state along some axes, those of what both have there.
-
-    State has the shape of a region's gathered values, or that of some axes of it.
-    """
-    value, known = np.array(to_numpy(new)), to_numpy(old)
-    if axes is None:
-        here, there = _shared(region.flat(), new_region.flat())
-        value.reshape(-1)[there] = known.reshape(-1)[here]
-    else:
-        pairs = [_shared(_along(region, axis), _along(new_region, axis)) for axis in axes]
-        value[np.ix_(*(there for _, there in pairs))] = known[np.ix_(*(here for here, _ in pairs))]
-    new.assign(value)
-
-
-def _along(region: Region, axis: int) -> Any:
-    return region.axes[axis] if isinstance(region, Grid) else range(region.shape[axis])
-
-
-def _shared(olds: Any, news: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return where the entries that both have are in each of them."""
-    _, here, there = np.intersect1d(olds, news, assume_unique=True, return_indices=True)
-    return here, there
 
 
 def _trains_itself(variable: Any, region: Region) -> bool:

@@ -17,6 +17,7 @@ from ..keras_internals import marks, scopes
 from ..keras_internals import private as keras_private
 from ..keras_internals.hooks import hooked
 from ..keras_internals.weights import to_numpy
+from ..regions.region import Grid, Region
 
 LENGTHS = (2, 3, 5, 7, 11, 13, 17, 19)  # of the axes of stand-ins: the shape of a slot says which axes it has
 
@@ -56,6 +57,31 @@ def shared_state(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """Return the variables that a built optimizer keeps once for all: counts of steps, rates, scales of the loss."""
     in_slots = {id(slot.variable) for slot in slots_of(optimizer)}
     return [variable for variable in optimizer.variables if id(variable) not in in_slots]
+
+
+def carry(old: Any, region: Region, new: Any, new_region: Region, axes: tuple[int, ...] | None = None) -> None:
+    """Copy the values of the elements that both regions have; of state along some axes, those of what both have there.
+
+    State has the shape of a region's gathered values, or that of some axes of it.
+    """
+    value, known = np.array(to_numpy(new)), to_numpy(old)
+    if axes is None:
+        here, there = _shared(region.flat(), new_region.flat())
+        value.reshape(-1)[there] = known.reshape(-1)[here]
+    else:
+        pairs = [_shared(_along(region, axis), _along(new_region, axis)) for axis in axes]
+        value[np.ix_(*(there for _, there in pairs))] = known[np.ix_(*(here for here, _ in pairs))]
+    new.assign(value)
+
+
+def _along(region: Region, axis: int) -> Any:
+    return region.axes[axis] if isinstance(region, Grid) else range(region.shape[axis])
+
+
+def _shared(olds: Any, news: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return where the entries that both have are in each of them."""
+    _, here, there = np.intersect1d(olds, news, assume_unique=True, return_indices=True)
+    return here, there
 
 
 def _slots_held_by(optimizer: Any) -> Sequence[Slot]:

@@ -16,7 +16,7 @@ import keras
 from ..backends import backend
 from ..keras_internals import marks, scopes
 from ..keras_internals import private as keras_private
-from .trainable import Trained
+from .trainable import TrainablePart
 
 
 class _State(threading.local):
@@ -49,7 +49,7 @@ class Composed:
         composed = _state.composed.get(id(self))
         if composed is not None and keras.backend.standardize_dtype(composed.dtype) == self.dtype:  # type: ignore[attr-defined]
             return composed
-        part: Trained = self.__dict__[marks.COMPOSED]
+        part: TrainablePart = self.__dict__[marks.COMPOSED]
         merged_already = id(self) in _state.live
         held = not merged_already and part.link.holds_merged()
         value = keras.ops.convert_to_tensor(super().value)  # type: ignore[misc]
@@ -65,7 +65,7 @@ class Composed:
         with base_only():
             assigned = super().assign(value)  # type: ignore[misc]
         if not own_state:
-            part: Trained = self.__dict__[marks.COMPOSED]
+            part: TrainablePart = self.__dict__[marks.COMPOSED]
             if scopes.in_stateless_scope():
                 part.load(assigned)
             else:
@@ -97,7 +97,7 @@ class Composed:
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         """What is saved with the variable: the part with a function, which reads it, but not in a checkpoint."""
         children = super()._trackable_children(save_type, **kwargs)  # type: ignore[misc]
-        part: Trained = self.__dict__[marks.COMPOSED]
+        part: TrainablePart = self.__dict__[marks.COMPOSED]
         return {**children, "part": part.variable} if save_type == "savedmodel" else children
 
     @property
@@ -127,14 +127,14 @@ def base_value(variable: keras.Variable) -> Any:
     return super(Composed, variable).value  # type: ignore[misc]
 
 
-def merged(part: Trained) -> Any:
+def merged(part: TrainablePart) -> Any:
     """The merged tensor, for an operation that gives the part its gradient itself."""
     link = part.link
     return part.base.value if link.differentiable_reads or not link.holds_merged() else base_value(part.base)
 
 
 @contextmanager
-def composed(part: Trained) -> Iterator[None]:
+def composed(part: TrainablePart) -> Iterator[None]:
     """Context manager: the base variable reads as base merged with part."""
     part.base.__dict__[marks.COMPOSED] = part
     try:
@@ -144,7 +144,7 @@ def composed(part: Trained) -> Iterator[None]:
         del part.base.__dict__[marks.COMPOSED]
 
 
-def settle(part: Trained) -> None:
+def settle(part: TrainablePart) -> None:
     """Write the part into its base, which then holds the merged values whether or not anybody reads it through us."""
     part.link.sync()
     if not part.link.base_is_current:  # elsewhere a write would round the part to the base's precision
@@ -185,7 +185,7 @@ def layer_call(variables: Sequence[keras.Variable]) -> Iterator[None]:
             del _state.composed[id(variable)]
 
 
-def with_merged_state(model: keras.Model, parts: Collection[Trained]) -> Callable[..., Any]:
+def with_merged_state(model: keras.Model, parts: Collection[TrainablePart]) -> Callable[..., Any]:
     """For `stateless_call`: give the model its state with the parts merged in, which it then returns as the new state.
 
     So a compiled step that is given its old state to reuse, as in `fit` on JAX, writes each part in place.

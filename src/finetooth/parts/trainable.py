@@ -1,4 +1,4 @@
-"""Trained: the part of a model's variable that a tuning trains in its place."""
+"""TrainablePart: the part of a model's variable that a tuning trains in its place."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..regions import bits
 from ..regions.region import Region
 
 
-class Trained:
+class TrainablePart:
     """A region of a base variable as a small trainable variable of its own.
 
     The compact variable has the region's shape and the base's dtype, or float32 where the base is of lower precision,

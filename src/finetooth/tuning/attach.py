@@ -21,25 +21,25 @@ from ..keras_internals.hooks import hooked
 from ..keras_internals.weights import weights_by_path
 from ..layer_rules import embedding
 from ..parts import composed as compose
-from ..parts.trainable import Trained
+from ..parts.trainable import TrainablePart
 from . import saving
 from .optimizing import check_optimizer, renewed_after
 from .plan import LayerPlan, Layers, plan_layers, rules_of
 from .shared_layers import training_made_anew
 from .unchanged import check_unchanged, unchanged
 
-Owned = Mapping[keras.Layer, list[Trained]]  # every layer, with the parts of its own variables
+Owned = Mapping[keras.Layer, list[TrainablePart]]  # every layer, with the parts of its own variables
 Flags = Sequence[tuple[keras.Layer | keras.Variable, bool]]  # what is trainable
 
 
 @contextmanager
 def attached(
     model: keras.Model,
-    parts: Collection[Trained],
+    parts: Collection[TrainablePart],
     themselves: Collection[keras.Variable],
     moving: Collection[keras.Variable],
     layer_rules: bool,
-) -> Iterator[dict[Trained, str]]:
+) -> Iterator[dict[TrainablePart, str]]:
     """Context manager: the model trains the parts, and the selected variables without one, and nothing else.
 
     Args:
@@ -76,7 +76,7 @@ def attached(
 
 
 @contextmanager
-def sharing(model: keras.Model, parts: Collection[Trained], names: Mapping[Trained, str]) -> Iterator[None]:
+def sharing(model: keras.Model, parts: Collection[TrainablePart], names: Mapping[TrainablePart, str]) -> Iterator[None]:
     """Context manager: a model made of layers of a tuned one trains their parts as that one does, and as safely."""
     layers = {layer: frozenset(id(v) for v in layer.weights) for layer in keras_private.layers_of(model)}
     owned = _owned(layers, parts)
@@ -89,7 +89,7 @@ def sharing(model: keras.Model, parts: Collection[Trained], names: Mapping[Train
         yield
 
 
-def _merged(parts: Collection[Trained], names: Mapping[Trained, str]) -> list[Trained]:
+def _merged(parts: Collection[TrainablePart], names: Mapping[TrainablePart, str]) -> list[TrainablePart]:
     """Return the parts that a step reads merged with their base: all but those whose rows are looked up."""
     return [part for part in parts if names.get(part) != embedding.NAME]
 
@@ -108,7 +108,7 @@ def _marked_as_tuned(layer: keras.Layer) -> Iterator[None]:
 def _flags_set(
     model: keras.Model,
     layers: Layers,
-    parts: Collection[Trained],
+    parts: Collection[TrainablePart],
     themselves: Collection[keras.Variable],
     moving: Collection[keras.Variable],
 ) -> Iterator[Flags]:
@@ -150,7 +150,7 @@ def _config_with(trainable: bool) -> Callable[..., Any]:
 
 
 @contextmanager
-def _parts_listed(layers: Layers, parts: Collection[Trained]) -> Iterator[None]:
+def _parts_listed(layers: Layers, parts: Collection[TrainablePart]) -> Iterator[None]:
     """Context manager: layers list the parts of their variables as weights; `get_weights` and files leave them out."""
     owned = _owned(layers, parts)
     with ExitStack() as stack:
@@ -164,7 +164,7 @@ def _parts_listed(layers: Layers, parts: Collection[Trained]) -> Iterator[None]:
         yield
 
 
-def _owned(layers: Layers, parts: Collection[Trained]) -> Owned:
+def _owned(layers: Layers, parts: Collection[TrainablePart]) -> Owned:
     """Return the parts of each layer's own variables."""
     return {
         layer: [part for part in parts if any(v is part.base for v in keras_private.own_variables(layer))]
@@ -202,7 +202,7 @@ def _seen_as_before(flags: Flags, owned: Owned) -> Iterator[None]:
                 keras_private.set_trainable(each, trainable)
 
 
-def _hook_weight_lists(stack: ExitStack, layer: keras.Layer, owned: list[Trained], hidden: Any) -> None:
+def _hook_weight_lists(stack: ExitStack, layer: keras.Layer, owned: list[TrainablePart], hidden: Any) -> None:
     """Hook what gives out and takes all weights of a layer: without the parts, which follow their bases."""
 
     def plainly(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -253,7 +253,7 @@ def _rematerialized_anew(original: Any, call: Any, *args: Any, **kwargs: Any) ->
 
 
 @contextmanager
-def _training_checked(model: keras.Model, merging: Collection[Trained]) -> Iterator[None]:
+def _training_checked(model: keras.Model, merging: Collection[TrainablePart]) -> Iterator[None]:
     """Context manager: refuse optimizers that do not fit the parts, and lose no weights in a step that fails.
 
     State that is passed to the model has the parts in `merging` put in. Rows of a table are not among them: layers look
@@ -282,7 +282,7 @@ def _training_checked(model: keras.Model, merging: Collection[Trained]) -> Itera
 
 
 @contextmanager
-def _steps_write_in_place(model: keras.Model, parts: Collection[Trained]) -> Iterator[None]:
+def _steps_write_in_place(model: keras.Model, parts: Collection[TrainablePart]) -> Iterator[None]:
     """Context manager: steps of the model's optimizers write the bases without copying them."""
     links = [part.link for part in parts]
     with ExitStack() as stack:

@@ -14,14 +14,14 @@ from ..errors import TuningError
 from ..keras_internals import marks
 from ..keras_internals import private as keras_private
 from ..optimizers.wrapper import Wrapper, copy_of
-from ..parts.trainable import Trained
+from ..parts.trainable import TrainablePart
 from ..regions.region import Region
 
 # The parts of each model's tunings: base, region, variable. They live on with an optimizer that holds them, no longer.
 _parts: weakref.WeakKeyDictionary[keras.Model, list[tuple[Any, Region, Any]]] = weakref.WeakKeyDictionary()
 
 
-def remember(model: keras.Model, parts: Iterable[Trained]) -> None:
+def remember(model: keras.Model, parts: Iterable[TrainablePart]) -> None:
     """Keep weak references to the parts, so that an optimizer that trains them can go on in a later tuning."""
     alive = [entry for entry in _parts.get(model, []) if entry[2]() is not None]
     known = {id(variable()) for _, _, variable in alive}

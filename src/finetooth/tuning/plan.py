@@ -13,7 +13,7 @@ from ..keras_internals import private as keras_private
 from ..keras_internals.weights import selectable, weights_by_path
 from ..layer_rules import rule_for
 from ..layer_rules.rule import Rule
-from ..parts.trainable import Trained
+from ..parts.trainable import TrainablePart
 from ..regions.region import Region, Whole
 from ..selection.selection import Selection
 
@@ -103,7 +103,7 @@ class LayerPlan:
         return bool(self.rule or self.compose or self.assigns)
 
 
-def rules_of(layers: Layers, parts: Collection[Trained]) -> dict[keras.Layer, Rule]:
+def rules_of(layers: Layers, parts: Collection[TrainablePart]) -> dict[keras.Layer, Rule]:
     """Return the rule of each layer that has one for the parts of variables it owns."""
     rules = {}
     for layer in layers:
@@ -116,7 +116,7 @@ def rules_of(layers: Layers, parts: Collection[Trained]) -> dict[keras.Layer, Ru
 
 def plan_layers(
     layers: Layers,
-    parts: Collection[Trained],
+    parts: Collection[TrainablePart],
     free: Collection[keras.Variable],
     rules: Mapping[keras.Layer, Rule],
 ) -> dict[keras.Layer, LayerPlan]:

@@ -16,7 +16,7 @@ from ..display.format import size
 from ..display.table import Shown, Table
 from ..errors import TuningError
 from ..keras_internals import marks
-from ..parts.trainable import Trained
+from ..parts.trainable import TrainablePart
 from . import split_check as exactness
 from .attach import sharing
 from .feature_store import feature_store
@@ -181,7 +181,10 @@ class Split(Shown):
 
 @contextmanager
 def splitting(
-    model: keras.Model, trained: Mapping[str, keras.Variable], parts: Collection[Trained], rules: Mapping[Trained, str]
+    model: keras.Model,
+    trained: Mapping[str, keras.Variable],
+    parts: Collection[TrainablePart],
+    rules: Mapping[TrainablePart, str],
 ) -> Iterator[Split]:
     """While open, a tuned model can be trained by halves. `rules` names those by which parts are read."""
     place = cut(model, trained)

@@ -19,7 +19,7 @@ from ..keras_internals import marks
 from ..keras_internals import private as keras_private
 from ..keras_internals.weights import weights_by_path
 from ..parts.composed import settle
-from ..parts.trainable import Trained
+from ..parts.trainable import TrainablePart
 from ..patches.patch import Change, Patch
 from ..selection.select import select
 from ..selection.selection import Selection
@@ -106,14 +106,14 @@ class Tuning(Shown):
             self._attached = stack.pop_all()
         remember(model, self._parts.values())
 
-    def _made_parts(self) -> dict[str, Trained]:
+    def _made_parts(self) -> dict[str, TrainablePart]:
         """Return a part for each variable that needs one: an earlier tuning's, while an optimizer holds it, or new."""
         parts = {}
         with backend.creation_scope(self.model):
             for path, variable in self._plan.in_parts.items():
                 region = self._plan.regions[path]
                 earlier = remembered(self.model, variable, region)
-                parts[path] = Trained(variable, region, self._old[path], earlier)
+                parts[path] = TrainablePart(variable, region, self._old[path], earlier)
         return parts
 
     @property
