@@ -29,7 +29,9 @@ def put_windows(value: jax.Array, wheres: dict[int, jax.Array], compact: jax.Arr
         return jax.lax.dynamic_update_slice(value, compact, [wheres.get(axis, zero) for axis in range(value.ndim)])
     mesh = dict(zip(indexed, jnp.meshgrid(*(wheres[axis] for axis in indexed), indexing="ij")))
     count = mesh[indexed[0]].shape
-    starts = jnp.stack([mesh.get(axis, jnp.broadcast_to(where, count)) for axis, where in wheres.items()], axis=-1)
+    starts = jnp.stack(
+        [mesh[axis] if axis in mesh else jnp.broadcast_to(where, count) for axis, where in wheres.items()], axis=-1
+    )
     windows = jax.lax.ScatterDimensionNumbers(
         update_window_dims=tuple(axis for axis in range(value.ndim) if axis not in mesh),
         inserted_window_dims=tuple(indexed),
