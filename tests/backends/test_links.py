@@ -445,3 +445,82 @@ if BACKEND == "torch":
                 kernel._value.fill_(2.0)  # past Keras: the part follows
             assert (np.array(kernel.value.detach()) == 2).all()
             assert (np.array(part.value.detach()) == 2).all()
+
+
+def own_step(model, optimizer):
+    """One step of a loop that passes the model's state, as Keras' guides write it: value, gradient, new state."""
+    if BACKEND == "jax":
+        import jax
+
+        def loss_of(trained, state):
+            outputs, state = model.stateless_call(trained, state, X, training=True)
+            return keras.ops.mean((outputs - Y) ** 2), state
+
+        def run(trained, state, slots):
+            (_, state), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained, state)
+            trained, slots = optimizer.stateless_apply(slots, gradients, trained)
+            return trained, state, slots
+
+        return jax.jit(run)
+
+    def run(trained, state, slots):
+        def loss():
+            outputs, new = model.stateless_call([v.value for v in model.trainable_variables], state, X, training=True)
+            return keras.ops.mean(keras.ops.square(keras.ops.subtract(outputs, Y))), new
+
+        _, gradients = ft.gradients(lambda: loss()[0], model.trainable_variables)
+        new = loss()[1]
+        return [a - 0.1 * g for a, g in zip(trained, gradients)], new, slots
+
+    return run
+
+
+# Elsewhere the gradients of this test are those of the variables themselves, which must hold each step's values.
+@pytest.mark.parametrize("each", [True, False] if BACKEND == "jax" else [True])
+@pytest.mark.parametrize("order", [1, -1], ids=["trained first", "state first"])
+@pytest.mark.parametrize("what", ["a/kernel[:, :5]", "table/embeddings[:3]"])
+def test_a_loop_that_passes_state_trains_the_part_however_it_writes_back(what, order, each, monkeypatch):
+    results = []
+    for by_fit in (True, False):
+        keras.utils.set_random_seed(2)
+        if what.startswith("table"):
+            layers = [keras.Input((2,), dtype="int32"), L.Embedding(6, 4, name="table"), L.Flatten(), L.Dense(3)]
+            monkeypatch.setitem(globals(), "X", np.random.default_rng(0).integers(0, 6, (16, 2)))
+            model = keras.Sequential(layers)
+        else:
+            model = network()
+        tuning = ft.tune(model, what)
+        optimizer = keras.optimizers.SGD(0.1)
+        if by_fit:
+            model.compile(optimizer, "mse")
+            model.fit(X, Y, batch_size=16, epochs=3, verbose=0)
+        else:
+            optimizer.build(model.trainable_variables)
+            lists = [model.trainable_variables, model.non_trainable_variables, optimizer.variables]
+            step = own_step(model, optimizer)
+            state = [[v.value for v in variables] for variables in lists]
+            for number in range(3):
+                state = step(*state)
+                if each or number == 2:
+                    for variables, values in [*zip(lists[:2], state)][::order]:
+                        for variable, value in zip(variables, values):
+                            variable.assign(value)
+        assert tuning.verify()
+        tuning.finish()
+        assert tuning.patch.items()
+        results.append(tuning.patch)
+    ((path, by_keras),) = results[0].items()
+    assert by_keras.moved
+    np.testing.assert_allclose(results[1][path].new, by_keras.new, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_set_during_such_a_loop_are_set():
+    model = network()
+    with ft.tune(model, "a/kernel[:, :5]") as tuning:
+        model.stateless_call(
+            *([v.value for v in variables] for variables in (model.trainable_variables, model.non_trainable_variables)),
+            X,
+        )
+        model.set_weights([np.full(w.shape, 2, w.dtype) for w in model.get_weights()])
+        np.testing.assert_array_equal(np.array(keras.ops.convert_to_numpy(model.trainable_variables[0])), 2)
+        assert (tuning.patch["a/kernel"].new == 2).all()

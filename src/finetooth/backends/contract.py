@@ -88,6 +88,9 @@ class Link(Protocol):
     def alias(self, value: Tensor) -> Tensor:
         """Return the value, read from a base that holds the merged values, with a gradient for the part alone."""
 
+    def write_base(self) -> None:
+        """Write the part into the base, where it holds the merged values."""
+
     def sync(self) -> None:
         """Bring the base up to date, also after a write that went unnoticed, where it holds the merged values."""
 
@@ -268,6 +271,9 @@ class Training(Protocol):
         self, layer: keras.Layer, variables: Sequence[keras.Variable]
     ) -> AbstractContextManager[None]:
         """Context manager: the parameters of the layer, as a torch module, include these variables (torch only)."""
+
+    def in_trainer_step(self) -> bool:
+        """Return whether Keras' trainer runs a step that it passes the model's state to (JAX only)."""
 
     def restore_weights_on_failure(self, model: keras.Model, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the compiled step function, made to give the model its weights back when it fails (JAX only)."""

@@ -88,5 +88,9 @@ def parameters_listed(layer: keras.Layer, variables: Sequence[keras.Variable]) -
     return nullcontext()
 
 
+def in_trainer_step() -> bool:
+    return False
+
+
 def restore_weights_on_failure(model: keras.Model, function: Callable[..., Any]) -> Callable[..., Any]:
     return function

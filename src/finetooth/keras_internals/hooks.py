@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from . import marks
 
 _MISSING = object()
+_lock = threading.RLock()  # tunings in several threads hook the same functions of Keras
 
 
 @contextmanager
@@ -19,15 +21,17 @@ def hooked(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]:
     A method may be hooked several times; the hook opened last runs first. Hooks may be closed in any order. With the
     last one `owner.__dict__` is what it was before the first, unless the user has set the attribute in the meantime.
     """
-    chain = _Chain.at(owner, name)
     entry = object()
-    chain.hooks[entry] = around
+    with _lock:
+        chain = _Chain.at(owner, name)
+        chain.hooks[entry] = around
     try:
         yield
     finally:
-        del chain.hooks[entry]
-        if not chain.hooks:
-            chain.remove(owner, name)
+        with _lock:
+            del chain.hooks[entry]
+            if not chain.hooks:
+                chain.remove(owner, name)
 
 
 class _Chain:

@@ -27,6 +27,7 @@ class _State(threading.local):
         self.live: frozenset[int] = frozenset()
         self.depth = 0
         self.base_only = False
+        self.by_user = False
 
 
 _state = _State()
@@ -58,15 +59,25 @@ class Composed:
         return part.link.alias(value) if held else part.merge(value)
 
     def assign(self, value: Any) -> Any:
-        """Write base and part. Inside a layer's call nothing is written; when JAX returns state, only the base is."""
+        """Write base and part. Inside a layer's call nothing is written; when JAX returns state, only the base is.
+
+        In a training loop that passes the model's state, what is assigned is that state coming back. It holds the part
+        as it was before the step, so the part stays as it is.
+        """
         if _state.depth:
             return value
+        part: TrainablePart = self.__dict__[marks.COMPOSED]
+        in_scope = scopes.in_stateless_scope()
         own_state = _state.base_only or keras_private.raw_value(self) is None
+        if not own_state and part.passed_as_state and not _state.by_user and not in_scope:
+            with base_only():
+                assigned = super().assign(part.merge(keras.ops.convert_to_tensor(value, self.dtype)))  # type: ignore
+            part.link.write_base()
+            return assigned
         with base_only():
             assigned = super().assign(value)  # type: ignore[misc]
         if not own_state:
-            part: TrainablePart = self.__dict__[marks.COMPOSED]
-            if scopes.in_stateless_scope():
+            if in_scope:
                 part.load(assigned)
             else:
                 part.link.base_assigned(assigned)
@@ -120,6 +131,16 @@ def base_only() -> Iterator[None]:
         yield
     finally:
         _state.base_only = before
+
+
+@contextmanager
+def assigned_by_user() -> Iterator[None]:
+    """Context manager: what is assigned to a base is meant for its part, too, also in a loop that passes state."""
+    before, _state.by_user = _state.by_user, True
+    try:
+        yield
+    finally:
+        _state.by_user = before
 
 
 def base_value(variable: keras.Variable) -> Any:
@@ -194,6 +215,10 @@ def with_merged_state(model: keras.Model, parts: Collection[TrainablePart]) -> C
 
     def stateless_call(original: Any, trained: Sequence[Any], state: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         values = {id(v): value for v, value in zip(model.trainable_variables, trained)}
+        if not backend.in_trainer_step():
+            for variable in model.non_trainable_variables:
+                if isinstance(variable, Composed):
+                    variable.__dict__[marks.COMPOSED].passed_as_state = True
         merged = [
             by_base[id(v)].merge(keras.ops.convert_to_tensor(value, v.dtype), values.get(id(by_base[id(v)].variable)))
             if id(v) in by_base

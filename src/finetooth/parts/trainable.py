@@ -38,6 +38,7 @@ class TrainablePart:
             self._reset(value)
         setattr(self.variable, marks.PART, True)
         self.link = backend.Link(self)
+        self.passed_as_state = False  # whether a loop of the user's own passes the base to `stateless_call`
         if base.regularizer is not None:
             self.variable.regularizer = lambda _: base.regularizer(base.value)
         if base.constraint is not None:

@@ -208,11 +208,11 @@ def _hook_weight_lists(stack: ExitStack, layer: keras.Layer, owned: list[Trainab
     def plainly(original: Any, *args: Any, **kwargs: Any) -> Any:
         for part in owned:
             part.link.sync()
-        with hidden(), backend.torch_module_reads(layer):
+        with hidden(), compose.assigned_by_user(), backend.torch_module_reads(layer):
             return original(*args, **kwargs)
 
     def loading(original: Any, *args: Any, **kwargs: Any) -> None:
-        with hidden():
+        with hidden(), compose.assigned_by_user():
             original(*args, **kwargs)
         for part in owned:
             part.load(keras_private.raw_value(part.base))

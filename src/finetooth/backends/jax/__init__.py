@@ -30,6 +30,7 @@ from .tensors import sampled_product as sampled_product
 from .tensors import samples as samples
 from .tensors import take as take
 from .tensors import take_points as take_points
+from .training import in_trainer_step as in_trainer_step
 from .training import outside_of_graphs as outside_of_graphs
 from .training import restore_weights_on_failure as restore_weights_on_failure
 from .variables import distinct_rows as distinct_rows

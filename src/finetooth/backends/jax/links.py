@@ -24,6 +24,9 @@ class Link:
     def alias(self, value: jax.Array) -> jax.Array:
         return value
 
+    def write_base(self) -> None:
+        """Nothing: the base is written when the tuning ends."""
+
     def sync(self) -> None:
         """Nothing: the values are merged when they are read."""
 

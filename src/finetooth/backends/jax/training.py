@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -17,14 +18,30 @@ def outside_of_graphs() -> AbstractContextManager[Any]:
     return jax.ensure_compile_time_eval()
 
 
+class _Thread(threading.local):
+    """The thread: is it in a step of Keras' trainer?"""
+
+    in_step = False
+
+
+_thread = _Thread()
+
+
+def in_trainer_step() -> bool:
+    return _thread.in_step
+
+
 def restore_weights_on_failure(model: keras.Model, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(state: Any, iterator: Any) -> Any:
+        before, _thread.in_step = _thread.in_step, True
         try:
             return function(state, iterator)
         except BaseException:
             _give_back(model, state)
             raise
+        finally:
+            _thread.in_step = before
 
     return run
 

@@ -3,6 +3,7 @@
 from ..defaults import as_matrix as as_matrix
 from ..defaults import branch as branch
 from ..defaults import einsum as einsum
+from ..defaults import in_trainer_step as in_trainer_step
 from ..defaults import is_array as is_array
 from ..defaults import matmul as matmul
 from ..defaults import no_gradients as no_gradients

@@ -2,6 +2,7 @@
 
 from ..defaults import branch as branch
 from ..defaults import creation_scope as creation_scope
+from ..defaults import in_trainer_step as in_trainer_step
 from ..defaults import is_array as is_array
 from ..defaults import restore_weights_on_failure as restore_weights_on_failure
 from ..defaults import scale_gradient as scale_gradient
