@@ -7,6 +7,7 @@ class (`parts.composed`), the lists of weights, and a few methods of the instanc
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -30,6 +31,13 @@ from .unchanged import check_unchanged, unchanged
 
 Owned = Mapping[keras.Layer, list[TrainablePart]]  # every layer, with the parts of its own variables
 Flags = Sequence[tuple[keras.Layer | keras.Variable, bool]]  # what is trainable
+
+
+class _Thread(threading.local):
+    hidden = 0  # how many contexts hide the parts just now
+
+
+_thread = _Thread()
 
 
 @contextmanager
@@ -182,9 +190,11 @@ def _each(action: Callable[[keras.Layer, keras.Variable], None], owned: Owned) -
 def _parts_hidden(owned: Owned) -> Iterator[None]:
     """Context manager: layers do not list the parts."""
     _each(keras_private.untrack, owned)
+    _thread.hidden += 1
     try:
         yield
     finally:
+        _thread.hidden -= 1
         _each(keras_private.track, owned)
 
 
@@ -262,8 +272,9 @@ def _training_checked(model: keras.Model, merging: Collection[TrainablePart]) ->
     check = check_unchanged(model)
 
     def make_train_function(original: Any, *args: Any, **kwargs: Any) -> Any:
-        check()
-        check_optimizer(model)
+        if not _thread.hidden:  # weights are set, which has the step compiled again
+            check()
+            check_optimizer(model)
         return original(*args, **kwargs)
 
     def as_state(original: Any, *args: Any, **kwargs: Any) -> Any:
