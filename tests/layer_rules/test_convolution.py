@@ -8,7 +8,7 @@ import re
 import keras
 import numpy as np
 import pytest
-from helpers import check_steps, moved_outside, values
+from helpers import cases, check_steps, moved_outside, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -168,7 +168,9 @@ if BACKEND == "tensorflow":
         check_against_plain(grids, after, mode)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "mixed_bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "dtype", cases(["bfloat16", "mixed_bfloat16", "float16"], quick=lambda dtype: dtype == "mixed_bfloat16")
+)
 def test_rules_in_low_precision(dtype):
     kinds = ("causal", "separable", "transposed")
     before, by_rule, names = train(uneven_grids(*kinds), kinds, dtype=dtype)

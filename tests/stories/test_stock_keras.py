@@ -6,7 +6,7 @@ import sys
 import keras
 import numpy as np
 import pytest
-from helpers import moved_inside, moved_outside, values
+from helpers import cases, moved_inside, moved_outside, values
 
 import finetooth as ft
 
@@ -179,7 +179,7 @@ print("loaded")
 """
 
 
-@pytest.mark.parametrize("how", ["save", "save_weights", "checkpoint"])
+@pytest.mark.parametrize("how", cases(["save", "save_weights", "checkpoint"], quick=lambda how: how != "checkpoint"))
 def test_files_written_while_tuned_load_without_finetooth(how, tmp_path):
     model, (x, y) = network(), data()
     path, weights = tmp_path / "model.keras", tmp_path / "model.weights.h5"

@@ -6,10 +6,12 @@ and masks are made from the plain form of a selection. Only the names of weights
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Callable, Iterable
 
 import keras
 import numpy as np
+import pytest
 
 import finetooth as ft
 from finetooth.keras_internals.weights import selectable, weights_by_path
@@ -48,6 +50,12 @@ def mask_of(region) -> np.ndarray:
     else:
         mask[...] = True
     return mask
+
+
+def cases(*axes, quick: Callable[..., bool]) -> list:
+    """Every combination of some values: `make test` runs those that `quick` accepts, `make test-all` all of them."""
+    every = itertools.product(*axes)
+    return [pytest.param(*case, marks=() if quick(*case) else pytest.mark.long) for case in every]
 
 
 def copy_of(model: keras.Model) -> keras.Model:

@@ -8,7 +8,7 @@ import weakref
 import keras
 import numpy as np
 import pytest
-from helpers import copy_of, moved_inside, moved_outside, values
+from helpers import cases, copy_of, moved_inside, moved_outside, values
 from traces import state_of
 
 import finetooth as ft
@@ -342,8 +342,14 @@ def test_a_gradient_of_nan_outside_does_not_reach_the_part():
 # No trace.
 
 
-@pytest.mark.parametrize("way", ["finish", "revert", "with", "exception", "interrupt"])
-@pytest.mark.parametrize("make", [with_norm, nested, Subclassed])
+@pytest.mark.parametrize(
+    ("make", "way"),
+    cases(
+        [with_norm, nested, Subclassed],
+        ["finish", "revert", "with", "exception", "interrupt"],
+        quick=lambda make, way: make is with_norm or way == "finish",
+    ),
+)
 def test_no_trace_is_left(make, way):
     x, y = data((5,), (3,))
     model = make()
