@@ -149,6 +149,9 @@ class Tensors(Protocol):
     def alignment(self) -> int:
         """Return the number of elements that a slice should be a multiple of to be multiplied at full speed."""
 
+    def is_dense(self, value: Any) -> bool:
+        """Return False for a sparse, ragged or nested tensor, True for any other value."""
+
 
 class Variables(Protocol):
     """Reads and writes of variables: those of Keras, and the backend's own."""

@@ -34,6 +34,12 @@ def hooked(owner: Any, name: str, around: Callable[..., Any]) -> Iterator[None]:
                 chain.remove(owner, name)
 
 
+def replaced(owner: Any, name: str) -> bool:
+    """Test whether the user has set the attribute on this object, be it below our hooks or above them."""
+    chain = _Chain.installed(owner, name)
+    return owner.__dict__.get(name, _MISSING) is not _MISSING if chain is None else chain.replaces
+
+
 class _Chain:
     """The hooks of one method of one object."""
 
@@ -56,10 +62,20 @@ class _Chain:
     @classmethod
     def at(cls, owner: Any, name: str) -> _Chain:
         """Return the chain that is installed as `owner.name`, or install a new one around the present method."""
+        return cls.installed(owner, name) or cls(owner, name)
+
+    @classmethod
+    def installed(cls, owner: Any, name: str) -> _Chain | None:
+        """Return the chain that is installed as `owner.name`, if one is."""
         current = owner.__dict__.get(name)
         chain = getattr(current, marks.CHAIN, None)
         # A user's function that wraps ours with `functools.wraps` carries our attribute, too, and is not ours.
-        return chain if chain is not None and chain._installed is current else cls(owner, name)
+        return chain if chain is not None and chain._installed is current else None
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the object had an attribute of this name before."""
+        return self._before is not _MISSING
 
     def remove(self, owner: Any, name: str) -> None:
         """Put back the attribute from before, unless the user has set another meanwhile."""

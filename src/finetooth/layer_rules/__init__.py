@@ -9,6 +9,7 @@ from collections.abc import Collection
 
 import keras
 
+from ..keras_internals.calls import is_keras_call
 from ..parts.trainable import TrainablePart
 from . import convolution, dense, embedding, reversible_embedding
 from .rule import Rule
@@ -18,5 +19,7 @@ FAMILIES = (dense, convolution, embedding, reversible_embedding)
 
 def rule_for(layer: keras.Layer, parts: Collection[TrainablePart]) -> Rule | None:
     """Return the rule for parts of variables that the layer owns; None where only the composed read will do."""
+    if not is_keras_call(layer):  # a rule stands in for Keras' own call, and would pass by a patched one
+        return None
     rules = (family.rule(layer, parts) for family in FAMILIES)
     return next((rule for rule in rules if rule is not None), None)

@@ -247,14 +247,18 @@ def _calls_planned(plans: Mapping[keras.Layer, LayerPlan]) -> Iterator[None]:
 
 
 def _planned_call(layer: keras.Layer, plan: LayerPlan) -> Callable[..., Any]:
+    rule = plan.rule
+
     def call(original: Any, *args: Any, **kwargs: Any) -> Any:
         with compose.layer_call(plan.compose), backend.torch_module_reads(layer):
-            return (plan.rule.call if plan.rule else original)(*args, **kwargs)
+            return original(*args, **kwargs)
 
     def call_by_rule(original: Any, *args: Any, **kwargs: Any) -> Any:
-        return plan.rule.call(*args, **kwargs)  # type: ignore[union-attr]
+        if not all(map(backend.is_dense, (*args, *kwargs.values()))):
+            return call(original, *args, **kwargs)  # which reads the merged variable
+        return call(rule.call, *args, **kwargs) if plan.compose else rule.call(*args, **kwargs)  # type: ignore[union-attr]
 
-    return call_by_rule if plan.rule and not plan.compose else call
+    return call_by_rule if rule else call
 
 
 def _rematerialized_anew(original: Any, call: Any, *args: Any, **kwargs: Any) -> Any:

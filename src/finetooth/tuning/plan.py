@@ -10,6 +10,7 @@ import keras
 from ..backends.tensor_region import wide
 from ..keras_internals import marks
 from ..keras_internals import private as keras_private
+from ..keras_internals.calls import is_keras_call
 from ..keras_internals.weights import selectable, weights_by_path
 from ..layer_rules import rule_for
 from ..layer_rules.rule import Rule
@@ -81,6 +82,11 @@ def _statistics_of(layer: keras.Layer) -> list[keras.Variable]:
     return [v for v in keras_private.own_variables(layer) if id(v) not in trained]
 
 
+def _runs_user_code(layer: keras.Layer) -> bool:
+    """Test whether a call of the layer runs code that is neither Keras' nor a gate's, and may assign to any weight."""
+    return not is_keras_call(layer) and not hasattr(layer, marks.GATE)
+
+
 @dataclass(frozen=True)
 class LayerPlan:
     """The changes to calls of one layer while its model is tuned.
@@ -88,7 +94,7 @@ class LayerPlan:
     Args:
         rule: The rule that is called in place of the layer, if it has one.
         compose: The variables that are merged with their parts once, before the call.
-        assigns: Whether the layer may assign to weights during a call. It does if it has statistics.
+        assigns: Whether the layer may assign to weights during a call: it has statistics, or runs code of the user's.
         freeze: The weights inside such a layer that keep their values whatever it assigns to them.
     """
 
@@ -145,7 +151,8 @@ def plan_layers(
 
     plans = {}
     for layer in layers:
-        assigns = bool(_statistics_of(layer))
-        freeze = tuple(v for v in layer.weights if assigns and id(v) not in may_move)
+        kept = layers[layer] - {id(v) for v in (*free, *flags)}
+        assigns = bool(_statistics_of(layer)) or bool(kept and _runs_user_code(layer))
+        freeze = tuple(v for v in layer.weights if assigns and id(v) in layers[layer] - may_move)
         plans[layer] = LayerPlan(rules.get(layer), composed_by(layer), assigns, freeze)
     return plans

@@ -23,6 +23,7 @@ from .links import Link as Link
 from .tensors import alignment as alignment
 from .tensors import coordinates as coordinates
 from .tensors import index as index
+from .tensors import is_dense as is_dense
 from .tensors import product_costs as product_costs
 from .tensors import put as put
 from .tensors import put_points as put_points

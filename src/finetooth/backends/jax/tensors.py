@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.sparse import JAXSparse
 
 from ..contract import Axes, AxisIndex, ProductCosts
 from ..defaults import along_axis
@@ -101,3 +102,7 @@ def samples(shape: tuple[int, int], rows: np.ndarray, columns: np.ndarray) -> tu
 def sampled_product(samples: tuple[jax.Array, jax.Array], a: jax.Array, b: jax.Array) -> jax.Array:
     rows, columns = samples
     return jnp.sum(a.T[rows] * b.T[columns], axis=1)
+
+
+def is_dense(value: Any) -> bool:
+    return not isinstance(value, JAXSparse)

@@ -108,3 +108,7 @@ def samples(shape: tuple[int, int], rows: np.ndarray, columns: np.ndarray) -> tu
 def sampled_product(samples: tuple[tf.Tensor, tf.Tensor], a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     rows, columns = samples
     return tf.reduce_sum(tf.gather(tf.transpose(a), rows) * tf.gather(tf.transpose(b), columns), axis=1)
+
+
+def is_dense(value: Any) -> bool:
+    return not isinstance(value, (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices))

@@ -21,6 +21,7 @@ from .tensors import as_matrix as as_matrix
 from .tensors import coordinates as coordinates
 from .tensors import einsum as einsum
 from .tensors import index as index
+from .tensors import is_dense as is_dense
 from .tensors import matmul as matmul
 from .tensors import product_costs as product_costs
 from .tensors import put as put

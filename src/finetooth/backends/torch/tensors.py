@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import keras
 import numpy as np
@@ -83,3 +84,7 @@ def samples(shape: tuple[int, int], rows: np.ndarray, columns: np.ndarray) -> to
 def sampled_product(samples: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     wide = torch.promote_types(a.dtype, torch.float32)
     return torch.sparse.sampled_addmm(samples.to(wide), a.to(wide).t(), b.to(wide), beta=0).values().to(b.dtype)
+
+
+def is_dense(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) or (value.layout == torch.strided and not value.is_nested)
