@@ -6,7 +6,7 @@ What a function does is documented here and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -274,6 +274,12 @@ class Training(Protocol):
         self, layer: keras.Layer, variables: Sequence[keras.Variable]
     ) -> AbstractContextManager[None]:
         """Context manager: the parameters of the layer, as a torch module, include these variables (torch only)."""
+
+    def graph(self) -> Any:
+        """Return the function graph that is being traced, outside of which its tensors cannot be used (TF only)."""
+
+    def forget_traces(self, layers: Collection[keras.Layer]) -> None:
+        """Let compiled methods of these layers be traced again (`tf.function` only)."""
 
     def in_trainer_step(self) -> bool:
         """Return whether Keras' trainer runs a step that it passes the model's state to (JAX only)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -86,6 +86,14 @@ def torch_module_reads(layer: keras.Layer) -> AbstractContextManager[None]:
 
 def parameters_listed(layer: keras.Layer, variables: Sequence[keras.Variable]) -> AbstractContextManager[None]:
     return nullcontext()
+
+
+def graph() -> Any:
+    return None
+
+
+def forget_traces(layers: Collection[keras.Layer]) -> None:
+    pass
 
 
 def in_trainer_step() -> bool:

@@ -23,7 +23,7 @@ class _State(threading.local):
     """What the running thread does: which merged values its layer calls share, which state is merged already."""
 
     def __init__(self) -> None:
-        self.composed: dict[int, Any] = {}
+        self.composed: dict[int, tuple[Any, Any]] = {}  # with the graph in which each was read
         self.live: frozenset[int] = frozenset()
         self.depth = 0
         self.base_only = False
@@ -47,9 +47,10 @@ class Composed:
     def value(self) -> Any:
         if _state.base_only:
             return super().value  # type: ignore[misc]
-        composed = _state.composed.get(id(self))
-        if composed is not None and keras.backend.standardize_dtype(composed.dtype) == self.dtype:  # type: ignore[attr-defined]
-            return composed
+        graph, composed = _state.composed.get(id(self), (None, None))
+        if composed is not None and graph is backend.graph():
+            if keras.backend.standardize_dtype(composed.dtype) == self.dtype:  # type: ignore[attr-defined]
+                return composed
         part: TrainablePart = self.__dict__[marks.COMPOSED]
         merged_already = id(self) in _state.live
         held = not merged_already and part.link.holds_merged()
@@ -193,17 +194,26 @@ def as_kind(variable: Any, mixin: type) -> Iterator[None]:
 
 @contextmanager
 def layer_call(variables: Sequence[keras.Variable]) -> Iterator[None]:
-    """Around a layer's call: compose each variable once, however often the layer reads it (in a loop, say)."""
-    fresh = [variable for variable in variables if id(variable) not in _state.composed]
-    for variable in fresh:
-        _state.composed[id(variable)] = variable.value
+    """Context manager: in a layer's call each variable is merged once, however often it is read (in a loop, say).
+
+    A function that TensorFlow traces inside the call has a graph of its own, and merges for itself.
+    """
+    graph = backend.graph()
+    before = {id(v): _state.composed.get(id(v)) for v in variables}
+    for variable in variables:
+        known = before[id(variable)]
+        if known is None or known[0] is not graph:
+            _state.composed[id(variable)] = graph, variable.value
     _state.depth += 1
     try:
         yield
     finally:
         _state.depth -= 1
-        for variable in fresh:
-            del _state.composed[id(variable)]
+        for key, known in before.items():
+            if known is None:
+                _state.composed.pop(key, None)
+            else:
+                _state.composed[key] = known
 
 
 def with_merged_state(model: keras.Model, parts: Collection[TrainablePart]) -> Callable[..., Any]:

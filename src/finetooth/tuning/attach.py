@@ -62,6 +62,8 @@ def attached(
     """
     layers = {layer: frozenset(id(v) for v in layer.weights) for layer in keras_private.layers_of(model)}
     with ExitStack() as stack:
+        stack.callback(backend.forget_traces, layers)  # at the very end, when no method is hooked
+        backend.forget_traces(layers)
         for layer in layers:
             stack.enter_context(_marked_as_tuned(layer))
         stack.enter_context(saving.optimizer_saved_if_plain(model))

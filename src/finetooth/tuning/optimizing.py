@@ -44,7 +44,8 @@ def renewed_after(model: keras.Model) -> Iterator[None]:
         optimizer = getattr(model, "optimizer", None)
         if _is_built(optimizer) and not _steps(optimizer) and not isinstance(optimizer, Wrapper):
             if any(hasattr(variable, marks.PART) for variable in keras_private.trained_by(optimizer)):
-                keras_private.unbuild(optimizer, copy_of(optimizer))
+                if (fresh := _copy(optimizer)) is not None:
+                    keras_private.unbuild(optimizer, fresh)
 
 
 def check_optimizer(model: keras.Model) -> None:
@@ -62,9 +63,23 @@ def check_optimizer(model: keras.Model) -> None:
             f"{len(wanted)} of this tuning. Call model.compile(...) with a new optimizer inside the tuning, then fit. "
             "An optimizer goes on from one tuning to the next of the same model only where the selection is the same."
         )
-    keras_private.unbuild(optimizer, copy_of(optimizer))  # `evaluate`, or loading a file, has built it
+    fresh = _copy(optimizer)  # `evaluate`, or loading a file, has built it
+    if fresh is None:
+        raise TuningError(
+            f"The optimizer {optimizer.name!r} of {model.name!r} was built for other weights, and its configuration "
+            "does not make another like it. Call model.compile(...) with a new optimizer inside the tuning, then fit."
+        )
+    keras_private.unbuild(optimizer, fresh)
     with backend.creation_scope(model):
         optimizer.build(wanted)
+
+
+def _copy(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer | None:
+    """Return a new optimizer with the same settings; None where its configuration does not give one."""
+    try:
+        return copy_of(optimizer)
+    except Exception:  # whatever the code of a user's optimizer or schedule raises
+        return None
 
 
 def _is_built(optimizer: Any) -> bool:

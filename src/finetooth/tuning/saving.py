@@ -47,14 +47,23 @@ def plain_view(layers: Collection[keras.Layer], view: View) -> Iterator[None]:
 
 @contextmanager
 def optimizer_saved_if_plain(model: keras.Model) -> Iterator[None]:
-    """Context manager: when it has ended, the model's optimizer is not saved for as long as it holds state of parts."""
+    """Context manager: when it has ended, no optimizer of the model is saved for as long as it holds state of parts."""
     try:
         yield
     finally:
-        optimizer = getattr(model, "optimizer", None)
-        if optimizer is not None and _holds_parts(optimizer):
-            for member in keras_private.optimizers_in(optimizer):
-                _leave_out(member, optimizer)
+        for optimizer in _optimizers_of(model):
+            if _holds_parts(optimizer):
+                for member in keras_private.optimizers_in(optimizer):
+                    _leave_out(member, optimizer)
+
+
+def _optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """Return the optimizers that are attributes of the model, or in lists or dictionaries that are."""
+    found: dict[int, keras.optimizers.Optimizer] = {}
+    for value in vars(model).values():
+        members = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+        found |= {id(member): member for member in members if isinstance(member, keras.optimizers.Optimizer)}
+    return [*found.values()]
 
 
 def _leave_out(member: keras.optimizers.Optimizer, optimizer: keras.optimizers.Optimizer) -> None:

@@ -3,6 +3,8 @@
 from ..defaults import as_matrix as as_matrix
 from ..defaults import creation_scope as creation_scope
 from ..defaults import einsum as einsum
+from ..defaults import forget_traces as forget_traces
+from ..defaults import graph as graph
 from ..defaults import matmul as matmul
 from ..defaults import no_gradients as no_gradients
 from ..defaults import parameters_listed as parameters_listed

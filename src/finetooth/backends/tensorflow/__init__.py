@@ -33,6 +33,8 @@ from .tensors import samples as samples
 from .tensors import take as take
 from .tensors import take_points as take_points
 from .training import creation_scope as creation_scope
+from .training import forget_traces as forget_traces
+from .training import graph as graph
 from .training import outside_of_graphs as outside_of_graphs
 from .training import stepping as stepping
 from .variables import distinct_rows as distinct_rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -52,6 +52,27 @@ def _zero_known_after(gradients: Sequence[Any]) -> tf.Tensor | None:
             bits.append(tf.bitcast(flat[0], INTEGERS[flat.dtype.size]))
     zeros = [tf.cast(tf.equal(tf.bitwise.bitwise_or(b, tf.ones_like(b)), 0), tf.int32) for b in bits]
     return tf.add_n(zeros) if zeros else None
+
+
+_CONTROL_FLOW = {"CondBranchFuncGraph", "WhileBodyFuncGraph", "WhileCondFuncGraph"}
+
+
+def graph() -> Any:
+    if tf.executing_eagerly():
+        return None
+    traced = tf.compat.v1.get_default_graph()
+    while type(traced).__name__ in _CONTROL_FLOW:  # whose bodies may use what is outside of them
+        traced = traced.outer_graph
+    return traced
+
+
+def forget_traces(layers: Collection[keras.Layer]) -> None:
+    for layer in layers:
+        for kind in type(layer).__mro__:
+            for method in vars(kind).values():
+                if isinstance(method, tf.types.experimental.PolymorphicFunction):
+                    # TensorFlow has no public way to drop what a decorated method has traced for one object.
+                    getattr(method, "_descriptor_cache", {}).pop(layer, None)
 
 
 def creation_scope(model: keras.Model) -> AbstractContextManager[Any]:

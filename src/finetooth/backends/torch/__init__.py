@@ -2,6 +2,8 @@
 
 from ..defaults import branch as branch
 from ..defaults import creation_scope as creation_scope
+from ..defaults import forget_traces as forget_traces
+from ..defaults import graph as graph
 from ..defaults import in_trainer_step as in_trainer_step
 from ..defaults import is_array as is_array
 from ..defaults import restore_weights_on_failure as restore_weights_on_failure
