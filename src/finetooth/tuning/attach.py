@@ -26,6 +26,7 @@ from ..parts.trainable import TrainablePart
 from . import saving
 from .optimizing import check_optimizer, renewed_after
 from .plan import LayerPlan, Layers, plan_layers, rules_of
+from .running import fits_counted, refuse_used_optimizer
 from .shared_layers import training_made_anew
 from .unchanged import check_unchanged, unchanged
 
@@ -62,6 +63,7 @@ def attached(
     """
     layers = {layer: frozenset(id(v) for v in layer.weights) for layer in keras_private.layers_of(model)}
     with ExitStack() as stack:
+        stack.callback(refuse_used_optimizer, model)
         stack.callback(backend.forget_traces, layers)  # at the very end, when no method is hooked
         backend.forget_traces(layers)
         for layer in layers:
@@ -289,6 +291,7 @@ def _training_checked(model: keras.Model, merging: Collection[TrainablePart]) ->
 
     with ExitStack() as stack:
         stack.enter_context(renewed_after(model))
+        stack.enter_context(fits_counted(model))
         stack.enter_context(guarded_steps(model, "train", "test", "predict"))
         stack.enter_context(hooked(model, "make_train_function", make_train_function))
         stack.enter_context(hooked(model, "stateless_call", compose.with_merged_state(model, merging)))

@@ -26,6 +26,7 @@ from ..selection.selection import Selection
 from .attach import attached
 from .optimizing import remember, remembered
 from .plan import plan_tuning
+from .running import check_not_running
 from .split import Split, splitting
 from .table import PartFacts, tuning_table
 from .verify import Snapshot, Verification
@@ -160,6 +161,7 @@ class Tuning(Shown):
         """Write the parts into the model and leave no other trace. Does nothing the second time."""
         if not self.active:
             return
+        self._check_not_running()
         patch = self.patch
         self._settle()
         try:
@@ -172,6 +174,7 @@ class Tuning(Shown):
         if not self.active:
             self.patch.revert(self.model)
             return
+        self._check_not_running()
         self._sync()
         try:
             self._attached.close()
@@ -209,6 +212,10 @@ class Tuning(Shown):
     def __repr__(self) -> str:
         state = "active" if self.active else "finished"
         return f"<Tuning of {self.selection.size:,} elements of {self.model.name!r}, {state}>"
+
+    def _check_not_running(self) -> None:
+        for model in (self.model, *((self._split.upper,) if self._split else ())):
+            check_not_running(model)
 
     def _sync(self) -> None:
         """Have every variable hold its value. On JAX, `fit` takes the values out of them during an epoch."""
