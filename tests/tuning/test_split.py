@@ -410,6 +410,17 @@ class Drifting(L.Layer):
         return x
 
 
+def test_what_a_frozen_layer_assigns_is_dropped_so_its_features_are_exact():
+    model = guarded_model(Drifting(name="odd"))
+    (x,) = data((6,))
+    with ft.tune(model, "out/*") as tuning:
+        split = tuning.split()
+        features = split.features(x, verbose=0)
+        model(x, training=True)
+        np.testing.assert_array_equal(features, split.lower.predict(x, verbose=0))
+        assert float(keras.ops.convert_to_numpy(model.get_layer("odd").gain)) == 1 and tuning.verify()
+
+
 class Penalised(L.Layer):
     def call(self, x):
         self.add_loss(keras.ops.mean(x))
@@ -454,7 +465,6 @@ GUARDED = {
         "draws random numbers",
     ),
     "a layer's own noise": (lambda: Noise(name="odd"), "'odd' draws random numbers"),
-    "a weight that moves": (lambda: Drifting(name="odd"), "'odd' updates its 'gain' in training"),
     "activity regularizer": (lambda: L.Dense(6, activity_regularizer="l2", name="odd"), "'odd' adds to the loss"),
     "added loss": (lambda: Penalised(name="odd"), "'odd' adds to the loss"),
     "other in training": (lambda: Trained(name="odd"), "'odd' computes in training something else"),

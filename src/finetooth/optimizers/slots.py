@@ -86,11 +86,21 @@ def _shared(olds: Any, news: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def _slots_held_by(optimizer: Any) -> Sequence[Slot]:
     present = [*keras_private.trained_by(optimizer), *optimizer.variables]
-    known, slots = optimizer.__dict__.get(marks.SLOTS, ([], []))
-    if len(known) != len(present) or any(a is not b for a, b in zip(known, present)):
-        slots = _found(optimizer)
-        optimizer.__dict__[marks.SLOTS] = present, slots  # past Keras' tracking on TensorFlow
-    return slots
+    memory = optimizer.__dict__.get(marks.SLOTS) or _Memory([], [])
+    if len(memory.known) != len(present) or any(a is not b for a, b in zip(memory.known, present)):
+        memory = _Memory(present, _found(optimizer))
+        optimizer.__dict__[marks.SLOTS] = memory  # past Keras' tracking on TensorFlow
+    return memory.slots
+
+
+class _Memory:
+    """The slots of an optimizer, with the variables that it had when they were found.
+
+    No list or tuple: Keras looks into those for objects to save, and would find the optimizer itself again.
+    """
+
+    def __init__(self, known: Sequence[Any], slots: Sequence[Slot]):
+        self.known, self.slots = known, slots
 
 
 def _found(optimizer: Any) -> list[Slot]:

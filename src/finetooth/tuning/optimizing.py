@@ -38,14 +38,22 @@ def remembered(model: keras.Model, base: keras.Variable, region: Region) -> kera
 @contextmanager
 def renewed_after(model: keras.Model) -> Iterator[None]:
     """Context manager: an optimizer that was built for parts and has trained nothing is as new afterwards."""
+    collected = False
     try:
         yield
+    except GeneratorExit:  # the model is garbage, and is collected at any time, while a graph is traced for instance
+        collected = True
+        raise
     finally:
-        optimizer = getattr(model, "optimizer", None)
-        if _is_built(optimizer) and not _steps(optimizer) and not isinstance(optimizer, Wrapper):
-            if any(hasattr(variable, marks.PART) for variable in keras_private.trained_by(optimizer)):
-                if (fresh := _copy(optimizer)) is not None:
-                    keras_private.unbuild(optimizer, fresh)
+        if not collected:
+            _renew(getattr(model, "optimizer", None))
+
+
+def _renew(optimizer: Any) -> None:
+    if _is_built(optimizer) and not _steps(optimizer) and not isinstance(optimizer, Wrapper):
+        if any(hasattr(variable, marks.PART) for variable in keras_private.trained_by(optimizer)):
+            if (fresh := _copy(optimizer)) is not None:
+                keras_private.unbuild(optimizer, fresh)
 
 
 def check_optimizer(model: keras.Model) -> None:
