@@ -142,6 +142,8 @@ def uneven_grids(*kinds):
     }
 
 
+# Each example compiles every kind of convolution anew: a minute and more on JAX.
+@(pytest.mark.long if BACKEND == "jax" else lambda test: test)
 @settings(max_examples=2 if BACKEND == "jax" else 4, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_rules_equal_the_composed_read_and_plain_keras_for_any_grid(data):
