@@ -1,6 +1,9 @@
 """A tuned variable holds its merged values, whoever reads it and whenever; the end of a tuning loses nothing."""
 
 import gc
+import subprocess
+import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -377,11 +380,12 @@ if BACKEND == "tensorflow":
 
                 np.testing.assert_allclose(gradient().numpy(), reference, rtol=2e-5, atol=1e-6)
 
-    def test_distribution_of_an_unknown_kind_is_refused():
-        strategy = tf.distribute.experimental.CentralStorageStrategy()
-        with strategy.scope():
-            model = network()
-        ft.tune(model, "a/kernel[:, :4]").revert()  # one variable, as without a strategy
+    def test_tuning_on_two_devices_is_tuning_on_one():
+        """A process of its own: devices are set up before anything else."""
+        program = Path(__file__).parents[1] / "stories" / "two_devices.py"
+        done = subprocess.run([sys.executable, program, "tune"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "frozen elements moved 0" in done.stdout
 
 
 if BACKEND == "torch":
