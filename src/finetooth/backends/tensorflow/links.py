@@ -51,6 +51,7 @@ _WRITES = (
     "_strided_slice_assign",
     "_restore_from_tensors",
 )
+_MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
 INTEGERS = {2: tf.int16, 4: tf.int32, 8: tf.int64}
 
 
@@ -166,7 +167,7 @@ def _natives(variable: keras.Variable) -> Sequence[tf.Variable]:
     native = keras_private.raw_value(variable)
     if not isinstance(native, tf.distribute.DistributedValues):
         return [native]
-    if not all(isinstance(each, tf.Variable) for each in native.values):
+    if not isinstance(tf.distribute.get_strategy(), _MIRRORED):  # what others keep of a variable was never tried
         raise TuningError(
             f"{variable.path!r} is distributed as {type(native).__name__}, parts of which are not supported. "
             "Use one device or a tf.distribute.MirroredStrategy."
