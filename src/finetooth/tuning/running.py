@@ -1,4 +1,4 @@
-"""Runs of `fit` on a tuned model: a tuning does not end inside one, nor does the next one begin with its optimizer."""
+"""Runs of `fit` on a tuned model: a tuning does not end inside one, nor does one begin with its optimizer after it."""
 
 from __future__ import annotations
 

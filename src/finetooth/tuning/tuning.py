@@ -247,5 +247,5 @@ def _kept_with(model: keras.Model, tuning: Tuning) -> Iterator[None]:
 def _detach_all() -> None:
     """What is still being tuned when Python ends is let go of while that is possible in good order."""
     for tuning in list(_active):
-        tuning._settle()
-        tuning._attached.close()
+        with tuning._attached:
+            tuning._settle()
