@@ -5,7 +5,7 @@ import gc
 import keras
 import numpy as np
 import pytest
-from halves import data, trained
+from halves import check_a_failing_split, data, trained
 from helpers import moved_inside, moved_outside, values
 from traces import graph_of, state_of
 
@@ -680,19 +680,7 @@ def test_no_trace_is_left(make, way):
 
 
 def test_a_split_that_fails_leaves_no_trace(monkeypatch):
-    model = residual()
-    with ft.tune(model, "c/*") as tuning:
-        before, graph = state_of(model), graph_of(model)
-
-        def fail(*_):
-            raise RuntimeError("half-way")
-
-        monkeypatch.setattr(model.get_layer("out"), "compute_output_spec", fail)
-        with pytest.raises(RuntimeError, match="half-way"):
-            tuning.split()
-        monkeypatch.undo()
-        assert state_of(model) == before and graph_of(model) == graph
-        assert tuning.split().features(data((6,))[0], verbose=0)[0].shape == (20, 8)
+    check_a_failing_split(residual(), "c/*", data((6,))[0], (20, 8), monkeypatch)
 
 
 def test_models_that_others_make_of_the_layers_meanwhile_stay_right():
